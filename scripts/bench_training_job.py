@@ -40,6 +40,7 @@ from nimble_jobs.store import home, open_store
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.training import job as training_job
+from nimble_jobs.workloads.training.batches.epochs import Epochs
 from nimble_jobs.workloads.training.loop import Loop
 from nimble_jobs.workloads.training.step.setup import evaluating
 
@@ -64,6 +65,7 @@ class Timed(Loop):
     def run(self) -> Stop:
         step, validation, epochs = self.stages.step, self.stages.validation, self.plan.epochs
         assert validation is not None
+        assert isinstance(epochs, Epochs)
         assert epochs.data.held_out is not None
         x, y = step.inputs.values()
         synchronize(x.device)

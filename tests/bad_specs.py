@@ -69,6 +69,7 @@ def lay_out(folder: Path) -> None:
     for name in (
         *("digits.npz", "digits.csv", "notes.txt", "net.pt2", "old.pt", "scans/a.npz", "kept/checkpoint.json"),
         *("texts.jsonl", "texts.parquet", "own.py", "encoder/config.json", "encoder/tokenizer.json"),
+        *("reviews.parquet", "bert/config.json", "bert/tokenizer.json"),
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
@@ -829,7 +830,9 @@ BAD_SPECS = [
     BadSpec(
         name="an unknown measure",
         text=FINETUNE + "  checkpoint: {best: f1}\n",
-        messages=("{file}:18: train.checkpoint.best: found 'f1'; expected loss, accuracy, val_loss or val_accuracy",),
+        messages=(
+            "{file}:18: train.checkpoint.best: found 'f1'; expected loss, accuracy, val_loss, val_accuracy or val_f1",
+        ),
     ),
     BadSpec(
         name="patience that never ends",
@@ -853,10 +856,10 @@ BAD_SPECS = [
         text=edit(("epochs: 5", "epochs: 2"), base=FINETUNE)
         + "  early_stopping: {metric: f1, min_delta: -1}\n  checkpoint: {best: f1}\n  validation: {every_epochs: 0}\n",
         messages=(
-            "{file}:18: train.early_stopping.metric: found 'f1'; expected loss, accuracy, val_loss or val_accuracy",
+            "{file}:18: train.early_stopping.metric: found 'f1'; expected loss, accuracy, val_loss, val_accuracy or val_f1",
             "{file}:18: train.early_stopping.patience: missing; expected number of measurements in a row without improvement, after which the training ends",
             "{file}:18: train.early_stopping.min_delta: found -1; expected at least 0",
-            "{file}:19: train.checkpoint.best: found 'f1'; expected loss, accuracy, val_loss or val_accuracy",
+            "{file}:19: train.checkpoint.best: found 'f1'; expected loss, accuracy, val_loss, val_accuracy or val_f1",
             "{file}:20: train.validation.source: missing; expected a file, a folder or a glob",
             "{file}:20: train.validation.every_epochs: found 0; expected at least 1",
         ),

@@ -27,13 +27,19 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def build(
-    spec: ModelSpec, *, device: str = "cpu", allowed_python: Sequence[Path] = (), headless: bool = False
+    spec: ModelSpec,
+    *,
+    device: str = "cpu",
+    allowed_python: Sequence[Path] = (),
+    headless: bool = False,
+    new_head: bool = False,
 ) -> nn.Module:
     """The module on `device`, in eval mode and in the spec's dtype, with the spec's weights or random ones.
 
     Equal seeds give equal random weights on every device, since weights are made on the CPU. The process's random
     generators are restored. `headless`: of a folder of transformers, the bare encoder without the head that its
-    configuration names. Raises ModelError, and OutOfMemory if the device has too little memory.
+    configuration names; `new_head`: with a head that its weights may lack.
+    Raises ModelError, and OutOfMemory if the device has too little memory.
     """
     source = source_of(spec)
     dtype = DTYPES[spec.dtype]
@@ -43,7 +49,7 @@ def build(
     if source.scheme == "exported":
         return from_exported.build(Path(source.target), spec, dtype, device, allowed_python)
     with _seeded(spec.seed):
-        module = _made(spec, source, entry, dtype, allowed_python, headless=headless)
+        module = _made(spec, source, entry, dtype, allowed_python, headless=headless, new_head=new_head)
     lazy = [n for n, t in (*module.named_parameters(), *module.named_buffers()) if is_lazy(t)]
     if lazy:
         raise ModelError(f"{spec.source}: {lazy[0]} has no shape before a first call; give lazy modules their sizes")
@@ -72,6 +78,7 @@ def _made(
     allowed_python: Sequence[Path],
     *,
     headless: bool = False,
+    new_head: bool = False,
 ) -> nn.Module:
     match source.scheme:
         case "torchvision":
@@ -83,7 +90,8 @@ def _made(
             return from_timm.build(source.target, spec.args)
         case "transformers":
             folder, own_weights = Path(source.target), spec.weights is None
-            return from_transformers.build(folder, spec.args, dtype, own_weights=own_weights, headless=headless)
+            heads = {"headless": headless, "new_head": new_head}
+            return from_transformers.build(folder, spec.args, dtype, own_weights=own_weights, **heads)
         case _:
             return from_python.build(Path(source.target), source.factory or "", spec.args, allowed_python)
 

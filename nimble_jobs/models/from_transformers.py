@@ -6,6 +6,8 @@ import importlib.util
 import inspect
 import json
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,19 @@ _log = logging.getLogger(__name__)
 
 
 def build(
-    folder: Path, args: dict[str, Any], dtype: torch.dtype, *, own_weights: bool, headless: bool = False
+    folder: Path,
+    args: dict[str, Any],
+    dtype: torch.dtype,
+    *,
+    own_weights: bool,
+    headless: bool = False,
+    new_head: bool = False,
 ) -> nn.Module:
     """The architecture that config.json names, else AutoModel, in `dtype`; `args` replace entries of config.json.
 
     With `own_weights` the folder's weights are loaded if it has any; with `headless` the head that config.json names is
-    left out, and so is the decoder of T5 and its kin. Nothing is downloaded and no code of the folder runs. The folder
+    left out, and so is the decoder of T5 and its kin. With `new_head` a head that the weights lack, or have in another
+    size, stays random. Nothing is downloaded and no code of the folder runs. The folder
     may be one of sentence-transformers, which keeps these files in a folder of its own.
 
     The module takes the model's arguments by name, or ONE tensor, its main input (`input_ids` of text, `pixel_values`
@@ -38,7 +47,7 @@ def build(
     config.use_cache = False
     cls = _encoder_of(config, transformers) if headless else _class_of(config, transformers)
     if own_weights and any((folder / name).is_file() for name in FOLDER_WEIGHTS):
-        return _with_one_input(_with_weights(cls, folder, config, dtype))
+        return _with_one_input(_with_weights(cls, folder, config, dtype, new_head=new_head))
     try:
         return _with_one_input(cls._from_config(config, dtype=dtype))
     except Exception as e:  # whatever the library raises for sizes it does not like
@@ -123,20 +132,37 @@ def _bare(config: Any, transformers: Any) -> Any:
     return found[0] if isinstance(found, tuple) else found
 
 
-def _with_weights(cls: Any, folder: Path, config: Any, dtype: torch.dtype) -> Any:
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """While inside, the library does not print a table of weights that are missing, as those of a new head are."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        model, info = cls.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=any((folder / name).is_file() for name in FOLDER_WEIGHTS[:2]),
-            weights_only=True,
-            ignore_mismatched_sizes=True,  # they are reported below, by name
-            output_loading_info=True,
-        )
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _with_weights(cls: Any, folder: Path, config: Any, dtype: torch.dtype, *, new_head: bool) -> Any:
+    try:
+        with _without_report() if new_head else nullcontext():
+            model, info = cls.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=any((folder / name).is_file() for name in FOLDER_WEIGHTS[:2]),
+                weights_only=True,
+                ignore_mismatched_sizes=True,  # they are reported below, by name
+                output_loading_info=True,
+            )
     except Exception as e:  # the same
         raise ModelError(f"{folder}: its weights cannot be loaded: {type(e).__name__}: {e}") from e
+    if new_head:
+        inner = f"{cls.base_model_prefix}."
+        for kind in ("missing_keys", "mismatched_keys"):
+            info[kind] = [n for n in info[kind] if _key(n).startswith(inner) and ".pooler." not in _key(n)]
     bad = [
         f"{len(names)} {kind} ({', '.join(sorted(str(n) for n in names)[:10])})"
         for kind in ("missing_keys", "mismatched_keys")
@@ -147,6 +173,11 @@ def _with_weights(cls: Any, folder: Path, config: Any, dtype: torch.dtype) -> An
     if info["unexpected_keys"]:  # usual: a checkpoint holds the heads of its pre-training too
         _log.warning("%s: %d weights are not used by %s", folder, len(info["unexpected_keys"]), cls.__name__)
     return model
+
+
+def _key(found: Any) -> str:
+    """The weight's name; a mismatched one comes with its shapes."""
+    return str(found if isinstance(found, str) else found[0])
 
 
 def _with_one_input(model: Any) -> nn.Module:

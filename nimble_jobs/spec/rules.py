@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nimble_jobs.spec import batch_rules, files, pooling_rules, text_rules, timer_rules, training_rules
+from nimble_jobs.spec import (
+    batch_rules,
+    files,
+    pooling_rules,
+    text_rules,
+    text_training_rules,
+    timer_rules,
+    training_rules,
+)
 from nimble_jobs.spec.findings import Finding, Rule, place, register
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import is_file_of_weights, parse_source
@@ -73,6 +81,7 @@ def check(
         *pooling_rules.RULES,
         *batch_rules.RULES,
         *text_rules.RULES,
+        *text_training_rules.RULES,
     ):
         if known(needs):
             findings += rule_check(spec)

@@ -37,7 +37,7 @@ def _only_text(spec: JobSpec) -> Iterator[Finding]:
 
 @rule("input.format", "kind")
 def _only_scored(spec: JobSpec) -> Iterator[Finding]:
-    if spec.input.format in TEXTS and spec.kind == "finetune":
+    if spec.input.format in TEXTS and spec.input.format != "text" and spec.kind == "finetune":
         yield Finding(
             "input.format", f"found {spec.input.format}, but kind is finetune", "kind: score, or another format"
         )
@@ -49,7 +49,7 @@ def _no_numbers(spec: JobSpec) -> Iterator[Finding]:
     given = spec.input
     if given.format not in TEXTS:
         return
-    if "batch_size" in given.model_fields_set and given.batch_size != 32:
+    if spec.kind == "score" and "batch_size" in given.model_fields_set and given.batch_size != 32:
         problem = f"found {given.batch_size}, but input.format is {given.format}, whose batches are counted in tokens"
         yield Finding("input.batch_size", problem, "input.text.tokens_per_batch")
     for name in TransformSpec.model_fields:

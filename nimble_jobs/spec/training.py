@@ -51,7 +51,7 @@ def _loss(text: str, base: Path | None) -> str:
     return str(paths.parse_source(text, base))
 
 
-Metric = Literal["loss", "accuracy", "val_loss", "val_accuracy"]
+Metric = Literal["loss", "accuracy", "val_loss", "val_accuracy", "val_f1"]
 Betas = Annotated[
     tuple[float, float],
     BeforeValidator(_betas),

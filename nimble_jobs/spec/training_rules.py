@@ -134,8 +134,10 @@ def _stopping(spec: JobSpec) -> Iterator[Finding]:
 def _measured(train: TrainSpec, field: str, metric: str) -> Iterator[Finding]:
     if metric.startswith("val_") and train.validation is None:
         yield Finding(field, f"{metric} needs validation data", "train.validation, or another metric")
-    if metric.endswith("accuracy") and train.loss in ("mse", "bce"):
-        yield Finding(field, f"{train.loss} has no accuracy", metric.replace("accuracy", "loss"))
+    if metric.endswith(("accuracy", "f1")) and train.loss in ("mse", "bce"):
+        measure = "F1" if metric.endswith("f1") else "accuracy"
+        expected = metric.replace("accuracy", "loss").replace("f1", "loss")
+        yield Finding(field, f"{train.loss} has no {measure}", expected)
 
 
 @rule("train.checkpoint.every_epochs", "train.epochs")

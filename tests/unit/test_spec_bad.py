@@ -13,10 +13,13 @@ from nimble_jobs.spec.rules import NOT_YET
 from tests.bad_several import BAD_SEVERAL
 from tests.bad_specs import BAD_SPECS, SCORE, BadSpec, edit, lay_out
 from tests.bad_text_outputs import BAD_TEXT_OUTPUTS
+from tests.bad_text_trainings import BAD_TEXT_TRAININGS
 from tests.bad_timers import BAD_TIMERS, NIGHTLY, NOW, timer
 
 
-@pytest.mark.parametrize("bad", [*BAD_SPECS, *BAD_TEXT_OUTPUTS, *BAD_SEVERAL], ids=lambda bad: bad.name)
+@pytest.mark.parametrize(
+    "bad", [*BAD_SPECS, *BAD_TEXT_OUTPUTS, *BAD_TEXT_TRAININGS, *BAD_SEVERAL], ids=lambda bad: bad.name
+)
 def test_bad_spec(bad: BadSpec, tmp_path: Path) -> None:
     """All problems come at once, one line each, with exit code 2."""
     path = bad.write(tmp_path)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -18,8 +19,11 @@ from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import seed as seed_all
 from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.inputs import Below, draw
 from nimble_jobs.errors import CheckFailed
+from nimble_jobs.packing import Layout
 from nimble_jobs.planner.keys.roles import Role
+from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.planner.step.compare import (
     GRADIENT_SLACK,
     NOISE,
@@ -68,10 +72,11 @@ def check_step(
     live = {n: t for n, t in state_of_step(arithmetic, inputs).items() if n not in ("@x", "@y")}
     arithmetic.optimizer.lr.fill_(1.0)
     examples = copies(inputs)
+    fresh = partial(_fresh, examples, numbers_for(arithmetic.objective.module))
     worst = 0.0
     lr = 0.0
     for turn in range(verify.ROUNDS):
-        batches = [_fresh(examples, seed + 7 * turn + i) for i in range(len(instances))]
+        batches = [fresh(seed + 7 * turn + i, turn) for i in range(len(instances))]
         seed_all(seed + turn, device)
         _set_out(eager, live, batches, seed + turn, device)
         before = copies(live)
@@ -96,9 +101,7 @@ def check_step(
         lr = _small_rate(arithmetic.parameters, before, expected)
     put(live, before)
     arithmetic.optimizer.lr.fill_(lr)
-    updates = [
-        [_fresh(examples, seed - 1 - i * len(instances) - j) for j in range(len(instances))] for i in range(_UPDATES)
-    ]
+    updates = [[fresh(seed - 1 - i * len(instances) - j, i) for j in range(len(instances))] for i in range(_UPDATES)]
     return max(worst, _compare_course(eager, instances, inputs, live, updates, device, tolerance=tolerance, seed=seed))
 
 
@@ -324,11 +327,16 @@ def _kind(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _fresh(examples: Tensors, seed: int) -> Batch:
-    """A batch like the example's: noise for floating types, integers and targets of the example in another order."""
+def _fresh(examples: Tensors, below: Below, seed: int, turn: int) -> Batch:
+    """A batch like the example's: noise for floating types, integers and targets of the example in another order.
+
+    Of rows that hold several inputs each input is drawn alone; `turn` selects the shape of the masks in them.
+    """
     generator = torch.Generator().manual_seed(seed)
     x, y = examples["x"], examples["y"]
-    if x.is_floating_point():
+    if isinstance(below, Layout):
+        new_x = draw(x.shape, x.dtype, below, generator=generator, turn=turn).to(x.device)
+    elif x.is_floating_point():
         new_x = torch.empty_like(x).copy_(torch.randn(x.shape, generator=generator))
     else:
         new_x = x.flatten()[torch.randperm(x.numel(), generator=generator).to(x.device)].view(x.shape)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from nimble_jobs.engine.private.modes import as_if_compiled
 from nimble_jobs.engine.private.operators import add_, zero_
 from nimble_jobs.engine.private.tensors import tree_leaves
 from nimble_jobs.engine.state import state_of, writable
 from nimble_jobs.engine.step import differentiate
+from nimble_jobs.models.packed import Packed
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.step.counters import Counters
 from nimble_jobs.planner.step.optimizer import Optimizer, Tensors, Update, laid_out_as, load_state
@@ -89,19 +92,42 @@ class Objective(nn.Module):
         return torch.autocast(self._device_type, dtype=self.computes_in)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Kept:
+    """What outlasts a step beside the module's own tensors."""
+
+    optimizer: Optimizer
+    accumulated: dict[str, torch.Tensor]
+    given: set[str]  # parameters with gradients since the last update: others are not updated
+
+
+def _kept_of(request: StepRequest, device: torch.device) -> _Kept:
+    """The state that a request shares with others, or a state of its own."""
+    if request.shared is not None and request.shared.held is not None:
+        found: _Kept = request.shared.held
+        return found
+    accumulated: dict[str, torch.Tensor] = {}
+    if request.accumulate > 1:
+        accumulated = {n: torch.zeros_like(p) for n, p in request.parameters.items()}
+    made = _Kept(optimizer=Optimizer(request, device), accumulated=accumulated, given=set())
+    if request.shared is not None:
+        request.shared.held = made
+    return made
+
+
 class Arithmetic:
     """What a step computes, over state that never moves."""
 
     def __init__(self, request: StepRequest, device: torch.device) -> None:
         self.objective = Objective(request, device)
         self.tensors = {n: t for n, t in state_of(request.module).items() if writable(t)}  # those before the first call
-        self.optimizer = Optimizer(request, device)
         self.parameters: dict[str, torch.Tensor] = dict(request.parameters)
-        self.accumulated: dict[str, torch.Tensor] = {}
-        if request.accumulate > 1:
-            self.accumulated = {n: torch.zeros_like(p) for n, p in self.parameters.items()}
+        kept = _kept_of(request, device)
+        self.optimizer = kept.optimizer
+        self.accumulated = kept.accumulated
+        self._given = kept.given
         self.counters = Counters(request.module)
-        self._given: set[str] = set()  # parameters with gradients since the last update: others are not updated
+        self._masked = isinstance(request.module, Packed) and any(p.is_flags for p in request.module.layout.parts)
         self._share = 1.0 / request.accumulate
         self._hides_gradients: bool | None = None
 
@@ -112,17 +138,24 @@ class Arithmetic:
     def follow_layout(self) -> None:
         """Lay the state out as the parameters lie now. No value changes."""
         self.optimizer.follow_layout()
-        self.accumulated = {n: laid_out_as(t, self.parameters[n]) for n, t in self.accumulated.items()}
+        for name, tensor in self.accumulated.items():
+            self.accumulated[name] = laid_out_as(tensor, self.parameters[name])
 
     def forward(
         self, objective: Callable[..., Any], x: torch.Tensor, y: torch.Tensor
     ) -> tuple[Any, list[torch.Tensor]]:
         """What an objective gives, and the counters that are still to be raised by one."""
         if not self.counters.known:
-            with self.counters.watched():
+            with self.counters.watched(), self._without_shortcuts():
                 return objective(x, y), []
-        with self.counters.apart() as counters:
+        with self.counters.apart() as counters, self._without_shortcuts():
             return objective(x, y), counters
+
+    def _without_shortcuts(self) -> contextlib.AbstractContextManager[None]:
+        """Masks differ from batch to batch. Libraries look at their values and choose another attention, which draws
+        other random numbers. No replay can do that, so eager must not do it either.
+        """
+        return as_if_compiled() if self._masked else contextlib.nullcontext()
 
     def seed(self, loss: torch.Tensor) -> torch.Tensor:
         """The gradient of the loss that the backward pass starts from."""

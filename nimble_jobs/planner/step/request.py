@@ -45,6 +45,16 @@ class OptimizerRecipe:
         return next((decay for names, decay in self.groups if parameter in names), self.weight_decay)
 
 
+@dataclass(eq=False)
+class Shared:
+    """What the steps of one training have in common if its batches have several shapes: `Arithmetic` fills it.
+
+    Weights lie in the module, which is the same for all of them anyway.
+    """
+
+    held: Any = None  # the optimizer's state and the accumulated gradients; None until the first step is made
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepRequest:
     """One training step: forward, loss, backward, clipping, optimizer."""
@@ -61,6 +71,7 @@ class StepRequest:
     options: BuildOptions = field(default_factory=BuildOptions)
     tolerance: float | None = None  # relative norm against eager; None: the default of the dtype
     only: Source | None = None  # what an interrupted training began with: others would give other bits
+    shared: Shared | None = None  # with the steps of batches of other shapes; None: there is one shape
 
     def __post_init__(self) -> None:
         if not self.module.training:

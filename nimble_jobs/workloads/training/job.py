@@ -13,19 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from nimble_jobs.data import BadRecord
 from nimble_jobs.data.files import link_or_copy
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import CheckpointGone, Damaged, JobFailed, OutOfMemory
 from nimble_jobs.models import permission
+from nimble_jobs.models.classifier import write_config
+from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.weights import save_weights
 from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.planner.step.build import TrainingStep
+from nimble_jobs.planner.step.prepare import PreparedStep
+from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.score import already_published, tell_unchecked, tell_weights
+from nimble_jobs.workloads.training.batches.bucketed import TextBatches, TextEpochs
 from nimble_jobs.workloads.training.batches.epochs import Batches
 from nimble_jobs.workloads.training.gauge import curves
 from nimble_jobs.workloads.training.gauge.figures import Gauge, Steps
@@ -36,11 +40,12 @@ from nimble_jobs.workloads.training.keep.keeper import Keeper
 from nimble_jobs.workloads.training.keep.state import Progress, State, seed_random
 from nimble_jobs.workloads.training.loop import Loop, Plan, Stages
 from nimble_jobs.workloads.training.session import Session, opened
-from nimble_jobs.workloads.training.step import prepare, setup
+from nimble_jobs.workloads.training.step import prepare, setup, texts
 from nimble_jobs.workloads.training.step.losses import make_loss
 from nimble_jobs.workloads.training.step.prepare import Means
 from nimble_jobs.workloads.training.step.setup import Setup
-from nimble_jobs.workloads.training.step.validation import Forward, Validation, replayable
+from nimble_jobs.workloads.training.step.texts import TrainTexts
+from nimble_jobs.workloads.training.step.validation import Forward, SeveralForwards, Validation, replayable
 from nimble_jobs.workloads.waiting import unless_stopped, waiting
 
 CURVES, LAST = "curves.png", "last.safetensors"
@@ -52,7 +57,7 @@ class Ready:
 
     setup: Setup
     step: TrainingStep
-    forward: Forward  # of validations
+    forward: Forward | SeveralForwards  # of validations
     summary: dict[str, Any]  # of the schedule, for `show`
     environment: dict[str, str]  # what equal bits depend on
     varying: tuple[str, ...]  # operators that stand against equal bits
@@ -83,7 +88,8 @@ def run(context: JobContext) -> Outcome:
 
 def _run(session: Session) -> Outcome:
     context = session.context
-    plan = Plan.of(session.spec, session.data)  # anything that it refuses needs no schedule
+    # Anything that the plan refuses needs no schedule.
+    plan = Plan.of(session.spec, session.data, None if session.texts is None else session.texts.epochs)
     if plan.train.tensorboard:
         check_tensorboard()
     context.report(phase="load", total=plan.train.epochs * plan.epochs.sampler.records)
@@ -111,7 +117,7 @@ def _run(session: Session) -> Outcome:
     if plan.train.checkpoint is not None:
         timings |= {"checkpoints": keeper.written, "checkpoint_wait_s": keeper.stalled_s}
     context.report(done=len(progress.epochs) * plan.epochs.sampler.records)
-    outputs = _publish(session, ready.setup.module, progress, steps, files)
+    outputs = _publish(session, ready.setup, progress, steps, files)
     context.patience.through(session.checkpoints.clear)
     return Outcome(outputs=outputs, timings=timings, schedule=ready.summary)
 
@@ -123,7 +129,7 @@ def _prepared(session: Session, kept: Checkpoint | None) -> Iterator[Ready]:
     Raises Stopped, ModelError, DataError, JobFailed, OutOfMemory, DeviceFault.
     """
     context, spec, device = session.context, session.spec, session.device
-    ready = setup.prepare(spec, session.data.reader, device, context.allowed_python)
+    ready = _set_up(session)
     tell_unchecked(context, ready.limits)
     _check_metrics(spec, ready.classes)
     varying = setup.unsteady(ready.request)
@@ -132,27 +138,60 @@ def _prepared(session: Session, kept: Checkpoint | None) -> Iterator[Ready]:
         context.event("not-repeatable", text, {"operators": list(varying)})
     load_s = time.perf_counter() - session.began
     began_with = resume.began_with(kept, ready.request.options)
-    prepared = prepare.prepare_step(ready, _means(context), began_with=began_with)
-    with closing(prepared.step), closing(Forward(ready.module, spec.model.dtype)) as forward:
-        summary, validation = prepare.summary(prepared, device), None
+    prepared = prepare.prepare_steps(ready, _means(context), began_with=began_with)
+    step = prepare.as_one(prepared)
+    with closing(step), closing(_forward(ready, session.texts)) as forward:
+        summary = prepare.summary_of_all(ready, prepared, device)
+        validations: list[Schedule] = []
         if session.data.held_out is not None:
             if replayable(device):
-                found = prepare.replay_validations(forward, ready, prepared.step, _means(context))
-                prepare.tell_validation(found, context.event)
-                validation = found.schedule if forward.replays else None
+                validations = _replay_validations(context, ready, prepared, forward)
             summary["validation"] = "schedule" if forward.replays else "eager"
         build_s = time.perf_counter() - session.began - load_s
-        prepare.tell_step(prepared, context.event, load_s=load_s, build_s=build_s)
+        for one in prepared:
+            prepare.tell_step(one, context.event, load_s=load_s, build_s=build_s / len(prepared))
         yield Ready(
             setup=ready,
-            step=prepared.step,
+            step=step,
             forward=forward,
             summary=summary,
-            environment=resume.environment(prepared.step, validation, device),
+            environment=resume.environment([one.step for one in prepared], validations, device),
             varying=varying,
             load_s=load_s,
             build_s=build_s,
         )
+
+
+def _set_up(session: Session) -> Setup:
+    """The module and what a step of it is. Raises ModelError, DataError, OutOfMemory, ModelChanged."""
+    context, spec, device = session.context, session.spec, session.device
+    if session.texts is None:
+        return setup.prepare(spec, session.data.reader, device, context.allowed_python)
+    return texts.prepare(spec, session.texts, device, context.allowed_python)
+
+
+def _forward(ready: Setup, read: TrainTexts | None) -> Forward | SeveralForwards:
+    """What validations call, in eager until it is captured."""
+    dtype = ready.spec.model.dtype
+    if read is None:
+        return Forward(ready.module, dtype)
+    layouts = [bucket.layout for bucket in read.epochs.buckets]
+    modules = {layout.nbytes: Packed(ready.module, layout, torch.float32, ready.device) for layout in layouts}
+    return SeveralForwards({width: Forward(module, dtype) for width, module in modules.items()})
+
+
+def _replay_validations(
+    context: JobContext, ready: Setup, prepared: Sequence[PreparedStep], forward: Forward | SeveralForwards
+) -> list[Schedule]:
+    """Capture what validations replay; the schedules of all that are replayed. Raises as `replay_validations`."""
+    schedules = []
+    for each, one in zip(ready.each, prepared, strict=True):
+        mine = forward.by_width[each.request.x.shape[-1]] if isinstance(forward, SeveralForwards) else forward
+        found = prepare.replay_validations(mine, each, one.step, _means(context))
+        prepare.tell_validation(found, context.event)
+        if mine.replays and found.schedule is not None:
+            schedules.append(found.schedule)
+    return schedules
 
 
 def _means(context: JobContext) -> Means:
@@ -191,7 +230,7 @@ def _train(
     context.report(phase="run", schedule=ready.summary)
     earlier, start = len(journal.steps), time.perf_counter()
     at = {"epoch": progress.epoch, "batch": progress.batch}
-    with closing(Batches(plan.epochs, session.device, ready.setup.checks, **at)) as batches:
+    with closing(_batches(plan, session.device, ready.setup, **at)) as batches:
         stages = Stages(
             batches=batches,
             step=ready.step,
@@ -213,6 +252,12 @@ def _train(
     }
 
 
+def _batches(plan: Plan, device: torch.device, ready: Setup, *, epoch: int, batch: int) -> Batches | TextBatches:
+    if isinstance(plan.epochs, TextEpochs):
+        return TextBatches(plan.epochs, device, epoch=epoch, batch=batch)
+    return Batches(plan.epochs, device, ready.checks, epoch=epoch, batch=batch)
+
+
 def _journal(session: Session, ready: Ready, steps: Steps, *, tensorboard: bool) -> Journal:
     context, path, classes = session.context, session.staging.file(METRICS), ready.setup.classes is not None
     report, event = context.report, context.event
@@ -221,9 +266,7 @@ def _journal(session: Session, ready: Ready, steps: Steps, *, tensorboard: bool)
     )
 
 
-def _publish(
-    session: Session, module: nn.Module, progress: Progress, steps: Steps, files: Sequence[str]
-) -> dict[str, Any]:
+def _publish(session: Session, ready: Setup, progress: Progress, steps: Steps, files: Sequence[str]) -> dict[str, Any]:
     """Publish weights, curves and bad records; `files` are those that the journal wrote beside metrics.jsonl.
 
     Raises DataError, and CheckpointGone if another job of this training has removed the best checkpoint.
@@ -231,15 +274,19 @@ def _publish(
     context, staging, through = session.context, session.staging, session.context.patience.through
     context.report(phase="publish")
     if progress.best is None:
-        through(lambda: save_weights(module, staging.file(MODEL)))
+        through(lambda: save_weights(ready.module, staging.file(MODEL)))
     else:
-        through(lambda: save_weights(module, staging.file(LAST)))
+        through(lambda: save_weights(ready.module, staging.file(LAST)))
         best = _best(session.checkpoints, progress.best["step"])
         through(lambda: link_or_copy(best.path / MODEL, staging.file(MODEL)))
         text = f"{MODEL} is from epoch {{epoch}}, with {{metric}} {{value:.4g}}; {LAST} is from the last epoch"
         context.event("best", text.format_map(progress.best), progress.best)
     for name in files:
         staging.file(name)
+    if ready.names:
+        folder = staging.file(MODEL).parent
+        for name in through(lambda: write_config(ready.spec.model, folder, ready.names)):
+            staging.file(name)
     if curves.available():
         last = progress.epochs[-1]
         title = f"{session.spec.name}: {last['step']} steps, {last['epoch']} epochs"

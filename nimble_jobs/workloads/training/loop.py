@@ -11,6 +11,7 @@ from nimble_jobs.planner.step.build import TrainingStep
 from nimble_jobs.spec import JobSpec, RunSpec, TrainSpec
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.threshold import enforce_threshold
+from nimble_jobs.workloads.training.batches.bucketed import TextBatches, TextEpochs
 from nimble_jobs.workloads.training.batches.epochs import AT_LEAST, Batches, Epochs
 from nimble_jobs.workloads.training.batches.feed import DeviceBatch
 from nimble_jobs.workloads.training.batches.intake import Data
@@ -28,15 +29,15 @@ class Plan:
 
     train: TrainSpec
     run: RunSpec
-    epochs: Epochs
+    epochs: Epochs | TextEpochs
     rate: LearningRate
 
     @classmethod
-    def of(cls, spec: JobSpec, data: Data) -> Plan:
+    def of(cls, spec: JobSpec, data: Data, texts: TextEpochs | None = None) -> Plan:
         """Raises DataError and JobFailed for what the data or the number of steps does not allow."""
         train = spec.train
         assert train is not None
-        epochs = Epochs.of(spec, data)
+        epochs = Epochs.of(spec, data) if texts is None else texts
         steps = train.epochs * -(-epochs.sampler.batches // train.accumulate)  # if every batch has good records
         rate = LearningRate(train.lr_schedule, train.optimizer.lr, steps)
         return cls(train=train, run=spec.run, epochs=epochs, rate=rate)
@@ -46,7 +47,7 @@ class Plan:
 class Stages:
     """What a batch passes, in this order. Each stage knows only those before it."""
 
-    batches: Batches
+    batches: Batches | TextBatches
     step: TrainingStep
     validation: Validation | None  # in place of the step, for held-out batches
     gauge: Gauge

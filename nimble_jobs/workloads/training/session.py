@@ -21,6 +21,7 @@ from nimble_jobs.workloads.training.batches.intake import Data
 from nimble_jobs.workloads.training.keep.checkpoint import Checkpoints
 from nimble_jobs.workloads.training.keep.resume import Search
 from nimble_jobs.workloads.training.step.losses import targets
+from nimble_jobs.workloads.training.step.texts import TrainTexts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ class Session:
     staging: Staging
     search: Search  # for the checkpoint to go on from
     began: float  # time.perf_counter() at its start
+    texts: TrainTexts | None = None  # tokens of all records, if they are texts
 
     @property
     def spec(self) -> JobSpec:
@@ -69,14 +71,22 @@ def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
             held_out = readers.enter_context(_open_held_out(spec, spec.train.validation.source, reader))
         if not reader.has_labels:
             raise DataError("input.fields.label: fine-tuning needs labels; the input has none")
-        for note in reader.notes(shuffled=True):
-            context.event("input", note, {})
+        texts = None
+        if spec.input.format == "text":
+            context.report(phase="tokenize")
+            texts = TrainTexts.read(spec, reader, held_out)
+            _tell_cut(context, texts)
+        else:
+            for note in reader.notes(shuffled=True):
+                context.event("input", note, {})
         decode, why_not = decodes.choose(spec, reader, device)
         data = Data(reader=reader, held_out=held_out, decode=decode)
         for each in data.readers:
             if context.decoders is not None:
                 each.hire(context.decoders)
         parts = basis_parts(spec, reader, held_out, decode=decode)
+        if texts is not None:
+            parts["texts"] = texts.decides
         basis = digest(parts)
         staging = context.patience.through(
             lambda: Staging(spec.output, job.id, job.attempt, ledger=context.store.publications, basis=basis),
@@ -93,7 +103,15 @@ def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
             patience=context.patience,
             event=context.event,
         )
-        yield Session(context=context, device=device, data=data, staging=staging, search=search, began=began)
+        yield Session(
+            context=context, device=device, data=data, staging=staging, search=search, began=began, texts=texts
+        )
+
+
+def _tell_cut(context: JobContext, texts: TrainTexts) -> None:
+    if texts.cut:
+        limit = texts.decides["max_length"]
+        context.event("truncated", f"{texts.cut:,} texts were cut to {limit} tokens", {"truncated": texts.cut})
 
 
 def _open_held_out(spec: JobSpec, source: str, reader: Reader) -> Reader:

@@ -92,15 +92,22 @@ class Search:
         return "; ".join(differences(sheet["parts"], self.parts)[:_LINES])
 
 
-def environment(step: TrainingStep, validation: Schedule | None, device: torch.device) -> dict[str, str]:
-    """What equal bits depend on, besides the training itself. `validation` is the schedule that validations replay."""
-    kernels = "eager" if validation is None else kernels_digest([validation])
-    parts = {**devices.facts(device), "validation.digest": kernels}
+def environment(steps: Sequence[TrainingStep], validations: Sequence[Schedule], device: torch.device) -> dict[str, str]:
+    """What equal bits depend on, besides the training itself: the steps for batches of each shape, and the schedules
+    that validations replay.
+    """
+    kernels = kernels_digest(validations) if validations else "eager"
+    found = {**devices.facts(device), "validation.digest": kernels}
+    for number, step in enumerate(steps):
+        found |= {name + _suffix(number): value for name, value in _of_step(step).items()}
+    return found
+
+
+def _of_step(step: TrainingStep) -> dict[str, str]:
     schedule = step.schedule
     if schedule is None or schedule.runs == "eager":
-        return {**parts, "schedule": "eager"}
+        return {"schedule": "eager"}
     return {
-        **parts,
         "schedule": schedule.key,
         "schedule.digest": kernels_digest(step.schedules.values()),
         "kernels": schedule.kernels,
@@ -108,16 +115,27 @@ def environment(step: TrainingStep, validation: Schedule | None, device: torch.d
     }
 
 
-def began_with(kept: Checkpoint | None, options: BuildOptions) -> Source | Literal["eager"] | None:
-    """The kind of step that the training began with, if the options allow it; None leaves the choice open."""
-    if kept is None:
-        return None
-    before = kept.sheet["environment"]
-    if before["schedule"] == "eager":
-        return "eager"
-    if before["kernels"] != "eager" and options.fuse == "off":
-        return None
-    return Source(kernels=before["kernels"], layout=before["layout"])
+def _suffix(number: int) -> str:
+    """What the names of the second shape's values, and those of further ones, end with."""
+    return f"[{number}]" if number else ""
+
+
+def began_with(kept: Checkpoint | None, options: BuildOptions) -> list[Source | Literal["eager"] | None]:
+    """The kinds of steps that the training began with, by shape, as far as the options allow them.
+
+    None leaves the choice open, and so does the end of the list.
+    """
+    found: list[Source | Literal["eager"] | None] = []
+    before = {} if kept is None else kept.sheet["environment"]
+    while (name := "schedule" + _suffix(len(found))) in before:
+        suffix = name.removeprefix("schedule")
+        if before[name] == "eager":
+            found.append("eager")
+        elif before["kernels" + suffix] != "eager" and options.fuse == "off":
+            found.append(None)
+        else:
+            found.append(Source(kernels=before["kernels" + suffix], layout=before["layout" + suffix]))
+    return found
 
 
 def tell(event: Event, kept: Checkpoint, now: dict[str, str], *, steps: int, varying: Sequence[str] = ()) -> None:

@@ -60,12 +60,15 @@ class Progress:
 
 
 def better(metric: str, value: float | None, than: float | None, by: float = 0.0) -> bool:
-    """Whether a measure improved by more than `by`: accuracy rose, or loss fell. NaN never does, and beats nothing."""
+    """Whether a measure improved by more than `by`: accuracy or F1 rose, or loss fell.
+
+    NaN never does, and beats nothing.
+    """
     if value is None or math.isnan(value):
         return False
     if than is None:
         return True
-    gain = value - than if metric.endswith("accuracy") else than - value
+    gain = value - than if metric.endswith(("accuracy", "f1")) else than - value
     return gain > by
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from nimble_jobs.planner.search.contest import faster_in_eager
 from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.planner.step.build import EagerStep, TrainingStep, step_tolerance
 from nimble_jobs.planner.step.prepare import PreparedStep, eager_by_choice, prepare_stored_step
+from nimble_jobs.planner.step.several import SeveralSteps
 from nimble_jobs.planner.step.validation import PreparedForward, prepare_forward
 from nimble_jobs.store import Store
 from nimble_jobs.workloads.context import Event
@@ -58,6 +59,27 @@ def prepare_step(setup: Setup, means: Means, *, began_with: Source | Literal["ea
         report=means.report,
         waiting=means.waiting,
     )
+
+
+def prepare_steps(
+    setup: Setup, means: Means, *, began_with: Sequence[Source | Literal["eager"] | None]
+) -> list[PreparedStep]:
+    """The best step for batches of each shape. Raises what `prepare_step` raises, with all of them closed."""
+    kinds = [*began_with, *[None] * len(setup.each)]
+    made: list[PreparedStep] = []
+    try:
+        for each, kind in zip(setup.each, kinds, strict=False):
+            made.append(prepare_step(each, means, began_with=kind))
+    except BaseException:
+        for prepared in made:
+            prepared.step.close()
+        raise
+    return made
+
+
+def as_one(prepared: Sequence[PreparedStep]) -> TrainingStep:
+    """One step for batches of all shapes."""
+    return prepared[0].step if len(prepared) == 1 else SeveralSteps([each.step for each in prepared])
 
 
 def replay_validations(forward: Forward, setup: Setup, step: TrainingStep, means: Means) -> PreparedForward:
@@ -108,6 +130,32 @@ def tell_validation(prepared: PreparedForward, event: Event) -> None:
         event("schedule", "validation: eager is faster here", data)
     else:
         event("schedule", f"validation: {_hit(prepared)}", data)
+
+
+def summary_of_all(setup: Setup, prepared: Sequence[PreparedStep], device: torch.device) -> dict[str, Any]:
+    """What `show` prints of the schedules for batches of all shapes: the first one's, and a line for each bucket."""
+    found = summary(prepared[0], device)
+    if not setup.names:
+        return found
+    buckets = []
+    for each, one in zip(setup.each, prepared, strict=True):
+        schedule = one.step.schedule
+        buckets.append(
+            {
+                "tokens": each.tokens,
+                "batch_size": each.request.x.shape[0],
+                "key": one.key,
+                "hit": one.hit.value,
+                "runs": "eager" if schedule is None else schedule.runs,
+                "replay_us": None if schedule is None else schedule.replay_us,
+                "eager_us": None if schedule is None else schedule.eager_us,
+            }
+        )
+    missed = next((one for one in prepared if one.hit is Hit.MISS), None)
+    if missed is not None:
+        found |= {"hit": missed.hit.value, "miss_reason": missed.miss_reason}
+    fallback = next((one.step.fallback for one in prepared if one.step.fallback is not None), None)
+    return found | {"fallback": fallback, "buckets": buckets}
 
 
 def summary(prepared: PreparedStep, device: torch.device) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,15 @@ _NORMS = (WithStatistics, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shaped:
+    """What one step is for batches of one shape more: texts of another bucket."""
+
+    request: StepRequest
+    parts: Mapping[str, str]  # of its key
+    tokens: int  # of the bucket
+
+
+@dataclass(frozen=True, kw_only=True)
 class Setup:
     """A module on its device, in training mode, and what one step of it is."""
 
@@ -51,6 +60,17 @@ class Setup:
     code: Mapping[str, str]  # of model and loss, as it was before it ran
     parts: Mapping[str, str]  # of the step's key
     limits: Limits  # of whole numbers in the input
+    further: tuple[Shaped, ...] = ()  # batches of other shapes, over the same weights and optimizer state
+    names: tuple[str, ...] = ()  # of the classes of texts
+    tokens: int | None = None  # of the request's bucket
+
+    @property
+    def each(self) -> tuple[Setup, ...]:
+        """The same for each shape, as if it were the only one."""
+        others = [
+            replace(self, request=one.request, parts=one.parts, tokens=one.tokens, further=()) for one in self.further
+        ]
+        return (replace(self, further=()), *others)
 
     @property
     def device(self) -> torch.device:

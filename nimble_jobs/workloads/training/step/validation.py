@@ -6,7 +6,7 @@ The forward pass is replayed from a schedule if there is one, and runs in eager 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from nimble_jobs.workloads.context import Event, Stop
 from nimble_jobs.workloads.heads import logits_of
 from nimble_jobs.workloads.threshold import enforce_threshold
 from nimble_jobs.workloads.training.batches.feed import DeviceBatch
+from nimble_jobs.workloads.training.step.f1 import F1
 from nimble_jobs.workloads.training.step.setup import Setup, autocast, evaluating
 
 REPLAYED_ON = ("cuda",)  # types of devices; on a CPU, launches cost nothing
@@ -83,17 +84,42 @@ class Forward:
         self._instance = self._x = None
 
 
+class SeveralForwards:
+    """Calls the module for each batch through the `Forward` whose records have as many values as the batch's."""
+
+    def __init__(self, forwards: Mapping[int, Forward]) -> None:
+        """By the number of values of a record."""
+        self.by_width = dict(forwards)
+
+    @property
+    def replays(self) -> bool:
+        """Whether any of them does."""
+        return any(forward.replays for forward in self.by_width.values())
+
+    def __call__(self, x: torch.Tensor) -> Any:
+        """As `Forward`."""
+        return self.by_width[x.shape[-1]](x)
+
+    def close(self) -> None:
+        """Free the schedules' memory."""
+        for forward in self.by_width.values():
+            forward.close()
+
+
 class Validation:
     """Measures loss and accuracy on the held-out records, once for each call."""
 
-    def __init__(self, setup: Setup, forward: Forward, loss: Loss, *, records: int, event: Event) -> None:
+    def __init__(
+        self, setup: Setup, forward: Forward | SeveralForwards, loss: Loss, *, records: int, event: Event
+    ) -> None:
         """`records` counts the held-out ones. `event` records bad ones on the job."""
         self.setup, self.forward = setup, forward
         self._loss, self._records, self._event = loss, records, event
         self._bad = 0  # in the last validation
 
     def __call__(self, batches: Iterable[DeviceBatch], stop: Callable[[], Stop]) -> dict[str, float | None] | Stop:
-        """val_loss and, for classes, val_accuracy: means over all good records; None if not finite.
+        """val_loss and, for classes, val_accuracy: means over all good records; None if not finite. For classes of
+        texts also val_f1, as `F1` says.
 
         `stop` is asked before each batch; if it is not GO, it is returned instead. Raises DataError if there is no good
         record, or if there are too many bad ones.
@@ -103,6 +129,7 @@ class Validation:
         loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         right = torch.zeros((), dtype=torch.int64, device=device)
         seen = 0
+        f1 = F1(len(setup.names), device) if setup.names else None
         with evaluating(setup.module):
             for batch in self._counted(batches):
                 if (wish := stop()) is not Stop.GO:
@@ -111,7 +138,10 @@ class Validation:
                     outputs = self.forward(batch.x)
                     loss_sum += self._loss(outputs, batch.y).double() * len(batch.y)
                 if setup.classes is not None:
-                    right += (logits_of(flatten_outputs(outputs)).argmax(1) == batch.y).sum()
+                    top1 = logits_of(flatten_outputs(outputs)).argmax(1)
+                    right += (top1 == batch.y).sum()
+                    if f1 is not None:
+                        f1.count(top1, batch.y)
                 seen += len(batch.y)
         if not seen:
             raise DataError("train.validation.source: no good record to validate on; expected at least one")
@@ -119,6 +149,8 @@ class Validation:
         measured: dict[str, float | None] = {"val_loss": loss if math.isfinite(loss) else None}
         if setup.classes is not None:
             measured["val_accuracy"] = int(right) / seen
+        if f1 is not None:
+            measured["val_f1"] = f1.value()
         return measured
 
     def _counted(self, batches: Iterable[DeviceBatch]) -> Iterator[DeviceBatch]:

@@ -1,0 +1,186 @@
+"""From a spec and its texts to a classifier on its device, and a training step for each bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nimble_jobs import buckets as lengths
+from nimble_jobs.data import Reader
+from nimble_jobs.errors import DataError
+from nimble_jobs.models.build import build
+from nimble_jobs.models.classifier import as_classifier
+from nimble_jobs.models.packed import Packed
+from nimble_jobs.planner.keys.options import options_of
+from nimble_jobs.planner.keys.request import PART
+from nimble_jobs.planner.keys.step import code_parts, step_parts
+from nimble_jobs.planner.module.limits import Limits
+from nimble_jobs.planner.step.request import Shared, StepRequest
+from nimble_jobs.spec import JobSpec, TrainSpec
+from nimble_jobs.workloads.text.setup import TextSetup, set_up
+from nimble_jobs.workloads.training.batches.bucketed import Bucket, TextEpochs
+from nimble_jobs.workloads.training.batches.lots import HELD_OUT, TRAINED_ON
+from nimble_jobs.workloads.training.batches.tokens import TokenSet, token_set
+from nimble_jobs.workloads.training.step.losses import make_loss
+from nimble_jobs.workloads.training.step.setup import Setup, Shaped, begins_with, freeze, in_training, recipe
+
+_MOST_CLASSES = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTexts:
+    """What a training on texts has read."""
+
+    epochs: TextEpochs
+    names: tuple[str, ...]  # of the classes
+    decides: dict[str, Any]  # what decides the tokens, beside the spec
+    cut: int  # texts that lost tokens
+
+    @classmethod
+    def read(cls, spec: JobSpec, reader: Reader, held_out: Reader | None) -> TrainTexts:
+        """Tokenise everything, and choose the buckets. Raises ModelError for a tokenizer, DataError for texts and
+        labels.
+        """
+        texts = set_up(spec)
+        tokens = token_set(reader, texts.tokenizer, padding=texts.padding, field="input.source")
+        held = None
+        if held_out is not None:
+            held = token_set(held_out, texts.tokenizer, padding=texts.padding, field=HELD_OUT)
+        names = _names(tokens, reader)
+        if held is not None and held_out is not None:
+            _check_labels(held, held_out, len(names))
+        both = [tokens] if held is None else [tokens, held]
+        epochs = TextEpochs.of(spec, tokens, held, buckets_of(spec, both, texts))
+        return cls(epochs=epochs, names=names, decides=texts.to_json(), cut=sum(each.cut for each in both))
+
+
+def _names(tokens: TokenSet, reader: Reader) -> tuple[str, ...]:
+    """The names of the classes. Raises DataError for fewer than two, and for numbers that no record counts with."""
+    names = reader.label_names
+    if names is None:
+        most = int(tokens.labels.max())
+        if most >= _MOST_CLASSES:
+            record = reader.ids(tokens.positions[tokens.labels == most][:1])[0]
+            raise DataError(f"{TRAINED_ON}: found the label {most} of record {record}; expected below {_MOST_CLASSES}")
+        names = tuple(str(number) for number in range(most + 1))
+    if len(names) < 2:
+        raise DataError(f"{TRAINED_ON}: found {', '.join(map(repr, names))} alone; expected at least two classes")
+    return names
+
+
+def _check_labels(held_out: TokenSet, reader: Reader, classes: int) -> None:
+    """Raises DataError for a label that is no class of the training."""
+    wrong = np.flatnonzero(held_out.labels >= classes)
+    if len(wrong):
+        record = reader.ids(held_out.positions[wrong[:1]])[0]
+        raise DataError(
+            f"{HELD_OUT}: found the label {held_out.labels[wrong[0]]} of record {record}; expected 0 to {classes - 1}, "
+            "as in the training's records"
+        )
+
+
+def buckets_of(spec: JobSpec, found: Sequence[TokenSet], texts: TextSetup) -> tuple[Bucket, ...]:
+    """The buckets for the texts of a training and of its validations.
+
+    A batch has `input.batch_size` records, or fewer in buckets where these would be more than `tokens_per_batch`.
+    """
+    text = texts.spec
+    histogram: dict[int, int] = {}
+    for tokens in found:
+        for length, count in tokens.histogram.items():
+            histogram[length] = histogram.get(length, 0) + count
+    if text.buckets == "auto":
+        chosen = lengths.choose(histogram, limit=texts.limit)
+    else:
+        kept = [length for length in text.buckets if length < texts.limit]
+        chosen = (*kept, texts.limit)  # the last one holds every text
+    return tuple(
+        Bucket(
+            tokens=length,
+            rows=max(1, min(spec.input.batch_size, text.tokens_per_batch // length)),
+            layout=texts.layout(length),
+        )
+        for length in chosen
+    )
+
+
+def prepare(spec: JobSpec, read: TrainTexts, device: torch.device, allowed_python: Sequence[Path]) -> Setup:
+    """Build and freeze the classifier, with a request for a step of each bucket that has batches.
+
+    The first request is that of the bucket with the most tokens in a batch. Raises ModelError, DataError, OutOfMemory,
+    ModelChanged.
+    """
+    train = spec.train
+    assert train is not None
+    spec = spec.model_copy(update={"model": as_classifier(spec.model, len(read.names))})
+    code = code_parts(spec.model, train)
+    model = begins_with(spec).model_copy(update={"dtype": "fp32"})
+    module = build(model, device=str(device), allowed_python=allowed_python, new_head=True)
+    freeze(module, train.freeze)
+    in_training(module)
+    shapes = _shapes(spec, read.epochs, module, code, device, allowed_python)
+    setup = Setup(
+        spec=spec,
+        module=module,
+        request=shapes[0].request,
+        classes=len(read.names),
+        code=code,
+        parts=shapes[0].parts,
+        limits=Limits(),
+        further=tuple(shapes[1:]),
+        names=read.names,
+        tokens=shapes[0].tokens,
+    )
+    setup.check_code()
+    return setup
+
+
+def _shapes(
+    spec: JobSpec,
+    epochs: TextEpochs,
+    module: nn.Module,
+    code: Mapping[str, str],
+    device: torch.device,
+    allowed_python: Sequence[Path],
+) -> list[Shaped]:
+    train, tokens, shared = spec.train, epochs.tokens, Shared()
+    assert train is not None
+    largest: dict[int, np.ndarray] = {}  # of each bucket, the records of its largest batch
+    for group in epochs.groups(1):
+        if len(group.records) > len(largest.get(group.bucket, ())):
+            largest[group.bucket] = group.records
+    options = replace(options_of(spec.schedule), layout="given")  # weights of several schedules lie in one layout
+    found = []
+    for place in sorted(largest, reverse=True):
+        bucket, records = epochs.buckets[place], largest[place]
+        packed = Packed(module, bucket.layout, torch.float32, device)
+        x = torch.from_numpy(tokens.rows(records, bucket.layout, bucket.tokens)).to(device)
+        y = torch.from_numpy(tokens.labels[records]).to(device)
+        request = StepRequest(
+            module=packed,
+            x=x,
+            y=y,
+            loss=make_loss(train, allowed_python),
+            loss_name=_loss_name(train),
+            optimizer=recipe(packed, train.optimizer),
+            clip_norm=train.clip_norm,
+            precision=spec.model.dtype,
+            accumulate=train.accumulate,
+            options=options,
+            tolerance=spec.schedule.tolerance,
+            shared=shared,
+        )
+        parts = step_parts(code, train, spec.schedule, x, y, device)
+        parts |= {"schedule.layout": "given"} | {PART + path: said for path, said in bucket.layout.words.items()}
+        found.append(Shaped(request=request, parts=parts, tokens=bucket.tokens))
+    return found
+
+
+def _loss_name(train: TrainSpec) -> str:
+    return f"{train.loss}, label smoothing {train.label_smoothing:g}" if train.label_smoothing else train.loss
