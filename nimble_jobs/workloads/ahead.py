@@ -19,6 +19,7 @@ from nimble_jobs.planner.jobs.replay import Replay, replay
 from nimble_jobs.planner.lookup.why import Why
 from nimble_jobs.planner.lookup.why import why as planner_why
 from nimble_jobs.spec import JobSpec
+from nimble_jobs.spec.text import TEXTS
 from nimble_jobs.store import ScheduleEntry, Store
 from nimble_jobs.workloads.score import request_of
 from nimble_jobs.workloads.text.job import TextPlan, plan_of
@@ -59,7 +60,7 @@ def asked_each(
     with open_reader(spec.input) as reader:
         device = devices.resolve(spec.run.device)
         request = request_of(spec, reader, device, allowed_python, memory_bytes)
-        if spec.input.format != "text":
+        if spec.input.format not in TEXTS:
             return Asked(requests=(request,), device=device, texts=None)
         plan = plan_of(reader, set_up(spec), request, fields=spec.output.fields, device=device, store=store)
         return Asked(requests=plan.requests, device=device, texts=plan)

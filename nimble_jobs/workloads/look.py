@@ -23,6 +23,7 @@ from nimble_jobs.models.call_arguments import call_of
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.source import source_of
 from nimble_jobs.spec import JobSpec
+from nimble_jobs.spec.text import TEXTS
 from nimble_jobs.workloads.text.setup import set_up
 from nimble_jobs.workloads.training.batches.augment import Augment
 from nimble_jobs.workloads.training.step.losses import targets
@@ -54,7 +55,7 @@ def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
         seen.problems.append(str(e))
     try:
         _model(spec, allowed_python, reader, seen)
-        if spec.input.format == "text":
+        if spec.input.format in TEXTS:
             setup = set_up(spec)
             seen.found["tokens"] = f"at most {setup.limit:,} a record, {setup.tokenizer.vocabulary:,} in the vocabulary"
     except ModelError as e:
