@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from functools import cached_property
 from pathlib import Path
 
@@ -38,7 +39,9 @@ def open_csv(spec: InputSpec, path: Path) -> Source:
             return open_large(spec, path, stamp, known=known, names=names, extra=extra)
         table, bad = _read(path, known, names, extra, spec.fields.id)
     except (pa.ArrowException, OSError) as e:
-        raise DataError(f"{path}: cannot be read ({e}); expected a .csv file in UTF-8 with a header line") from e
+        # Of a file that is read in blocks, the parser's number of a row counts from the block's beginning.
+        said = re.sub(r"Row #\d+: ", "", str(e))
+        raise DataError(f"{path}: cannot be read ({said}); expected a .csv file in UTF-8 with a header line") from e
     numbers = []
     for name in names:
         column = table.column(name)
