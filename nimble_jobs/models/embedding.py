@@ -10,6 +10,16 @@ from torch import nn
 from nimble_jobs.errors import ModelError
 
 
+class _Seen:
+    """A hook that keeps a layer's inputs. A copy of the module gets a copy of the hook, which a function would not be."""
+
+    def __init__(self) -> None:
+        self.inputs: list[torch.Tensor] = []
+
+    def __call__(self, _module: nn.Module, args: tuple[torch.Tensor, ...]) -> None:
+        self.inputs.append(args[0])
+
+
 class WithEmbedding(nn.Module):
     """Calls a model and returns a dict of its own outputs and `embedding`, the input of its last `nn.Linear`.
 
@@ -22,15 +32,15 @@ class WithEmbedding(nn.Module):
         if not linear:
             raise ModelError("output.fields: embedding needs a model that ends in a linear layer; this one has none")
         self.model = model
-        self._seen: list[torch.Tensor] = []
-        linear[-1].register_forward_pre_hook(lambda _m, args: self._seen.append(args[0]))
+        self._seen = _Seen()
+        linear[-1].register_forward_pre_hook(self._seen)
         self.train(model.training)
 
     def forward(self, *inputs: Any, **named: Any) -> dict[str, Any]:
         """The model's own outputs, and `embedding` [batch, features] in the model's dtype."""
-        self._seen.clear()
+        self._seen.inputs.clear()
         output = self.model(*inputs, **named)
         outputs = output if isinstance(output, dict) else {"output": output}
-        embedding = self._seen[-1]
-        self._seen.clear()
+        embedding = self._seen.inputs[-1]
+        self._seen.inputs.clear()
         return {**outputs, "embedding": embedding}
