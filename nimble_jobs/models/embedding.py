@@ -11,7 +11,7 @@ from nimble_jobs.errors import ModelError
 
 
 class _Seen:
-    """A hook that keeps a layer's inputs. A copy of the module gets a copy of the hook, which a function would not be."""
+    """A hook that keeps a layer's inputs. It is copied with its module, which a function would not be."""
 
     def __init__(self) -> None:
         self.inputs: list[torch.Tensor] = []
