@@ -22,15 +22,6 @@ def test_bad_spec(bad: BadText, tmp_path: Path) -> None:
     assert str(caught.value).splitlines() == bad.lines(path)
 
 
-def test_a_training_takes_no_texts(tmp_path: Path) -> None:
-    lay_out(tmp_path)
-    (tmp_path / "job.yaml").write_text(TEXTS.replace("kind: score", "kind: finetune") + "train: {epochs: 1}\n")
-    with pytest.raises(SpecError) as caught:
-        spec.load(tmp_path / "job.yaml")
-    said = "input.format: found text, but kind is finetune; expected kind: score, or another format"
-    assert f"{tmp_path}/job.yaml:8: {said}" in str(caught.value).splitlines()
-
-
 def test_the_spec_that_the_table_starts_from_is_right(tmp_path: Path) -> None:
     lay_out(tmp_path)
     (tmp_path / "job.yaml").write_text(TEXTS)
