@@ -15,8 +15,9 @@ from sqlalchemy import event, insert
 from nimble_jobs.dashboard.stream import hub as hub_module
 from nimble_jobs.dashboard.stream import response
 from nimble_jobs.dashboard.stream.hub import Hub
-from nimble_jobs.dashboard.stream.poller import Poller
+from nimble_jobs.dashboard.stream.poller import AT_ONCE, Poller
 from nimble_jobs.dashboard.stream.response import StreamResponse
+from nimble_jobs.errors import StoreTrouble
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.tables import EventRow
@@ -58,6 +59,76 @@ def test_a_beat_without_commits_reads_no_table(store: Store) -> None:
     assert [e.seq for e in poller.beat(3).events] == [4]
     assert 0 < len(statements) < 10
     poller.close()
+
+
+def test_one_commit_with_more_events_than_are_read_at_once(store: Store) -> None:
+    """The following beats read the rest, though nobody commits again."""
+    add_events(store, 2 * AT_ONCE + 7)
+    poller = Poller(store)
+    last, sizes = 0, []
+    for _ in range(4):
+        news = poller.beat(last)
+        sizes.append(len(news.events))
+        last = news.events[-1].seq if news.events else last
+    assert sizes == [AT_ONCE, AT_ONCE, 7, 0]
+    poller.close()
+
+
+def test_events_that_could_not_be_read_are_read_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A beat that fails has already taken note of the commit; the next one reads it all the same."""
+    poller = Poller(store)
+    poller.beat(0)
+    add_events(store, 1)
+    with monkeypatch.context() as broken:
+        broken.setattr(store.jobs, "events", _fail)
+        with pytest.raises(StoreTrouble):
+            poller.beat(0)
+    assert [e.seq for e in poller.beat(0).events] == [1]
+    poller.close()
+
+
+def _fail(**_more: Any) -> None:
+    raise StoreTrouble("locked")
+
+
+def test_two_streams_that_join_at_once_lose_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one learns of the newest event before the first one was told of it."""
+
+    async def scenario() -> list[int]:
+        hub = Hub(store)
+        real, first_asked, joined = hub._span, asyncio.Event(), asyncio.Event()
+
+        async def slow() -> tuple[int, int]:
+            first_asked.set()
+            await joined.wait()
+            return await real()
+
+        monkeypatch.setattr(hub, "_span", slow)
+        late = asyncio.create_task(_kept_open(hub))
+        await first_asked.wait()
+        monkeypatch.setattr(hub, "_span", real)
+        async with hub.joined(None) as messages:
+            await _collected(messages, lambda got: b"event: hello" in got)
+            add_events(store, 3)
+            joined.set()
+            while hub.readers < 2:
+                await asyncio.sleep(0.01)
+            running = asyncio.create_task(hub.run())
+            add_events(store, 1)
+            got = await asyncio.wait_for(_collected(messages, lambda got: 4 in numbers_in(got)), 60)
+        for task in (late, running):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        hub.close()
+        return numbers_in(got)
+
+    assert asyncio.run(scenario()) == [1, 2, 3, 4]
+
+
+async def _kept_open(hub: Hub) -> None:
+    async with hub.joined(None):
+        await asyncio.Event().wait()
 
 
 def test_progress_once_a_second_and_only_if_changed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

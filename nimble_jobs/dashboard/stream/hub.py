@@ -97,8 +97,10 @@ class Hub:
     async def joined(self, after: int | None) -> AsyncIterator[AsyncIterator[bytes]]:
         """The messages of a new stream, which begins after this event; None: after the newest."""
         if not self._readers:  # nobody has polled for a while
-            self._seen, self._progress = (await self._span())[1], None
-            self._poller.forget()
+            newest = (await self._span())[1]
+            if not self._readers:  # another stream may have joined meanwhile, and is still to be told what lies between
+                self._seen, self._progress = newest, None
+                self._poller.forget()
         reader = Reader()
         self._readers.add(reader)  # from here on nothing is missed
         self._awake.set()

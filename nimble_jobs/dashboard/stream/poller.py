@@ -40,30 +40,35 @@ class Poller:
         self._store = store
         self._watch = store.watch()
         self._told: Progress | None = None
-        self._stale = True  # whether there were commits since progress was read
+        self._behind = True  # whether the store may have events that were not read, also because reading them failed
+        self._stale = True  # the same about progress
         self._told_at = 0.0  # by the monotonic clock
 
     def beat(self, after: int) -> News:
         """Events with a number above `after`, and progress if it is time for that."""
         changed = self._watch.changed()
+        self._behind |= changed
         self._stale |= changed
-        events = self._store.jobs.events(since=after, limit=AT_ONCE) if changed else ()
+        events: tuple[Event, ...] = ()
         restarted_at = None
-        if changed and not events and (newest := self._store.jobs.event_span()[1]) < after:
-            restarted_at = newest
+        if self._behind:
+            events = tuple(self._store.jobs.events(since=after, limit=AT_ONCE))
+            if not events and (newest := self._store.jobs.event_span()[1]) < after:
+                restarted_at = newest
+            self._behind = len(events) == AT_ONCE  # one commit may bring more than are read at once
         progress = None
         if self._stale and time.monotonic() >= self._told_at + _PROGRESS_S:
             progress = self._progress()
         return News(events=events, progress=progress, more=len(events) == AT_ONCE, restarted_at=restarted_at)
 
     def _progress(self) -> Progress | None:
-        self._stale, self._told_at = False, time.monotonic()
-        now = time.time()
+        self._told_at, now = time.monotonic(), time.time()
         running = self._store.jobs.list(states=[JobState.RUNNING])
         progress = Progress(
             jobs=tuple(progress_row(job, now) for job in running),
             counts={state.value: number for state, number in self._store.jobs.counts().items()},
         )
+        self._stale = False
         if progress == self._told:
             return None
         self._told = progress
