@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from contextlib import closing
@@ -10,9 +11,12 @@ from typing import Any
 
 from playwright.sync_api import Page, expect
 
+from nimble_jobs.data.hidden import staging_root
+from nimble_jobs.data.staging import ERRORS
 from nimble_jobs.job import JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.workloads.training.gauge.journal import METRICS
 from tests.browser.conftest import Dashboard, Tab, Tabs
 from tests.browser.seed import Seeded
 from tests.store_samples import many_jobs
@@ -58,6 +62,37 @@ def test_a_running_job_moves(seeded: Seeded, tab: Tab) -> None:
     page.wait_for_selector('.head .badge:text("succeeded")')
     page.wait_for_selector('#log:text("the third line")')
     assert "torchvision:resnet18" in page.locator("details[open] .spec").inner_text()  # what was opened stays open
+
+
+def test_curves_and_bad_records_of_a_running_job(seeded: Seeded, tab: Tab) -> None:
+    """What a training has written so far is drawn and listed by kind, and the curves go on as it writes more."""
+    store = seeded.store
+    job = seeded.take(seeded.submit("learns-now", kind="finetune", priority=9))
+    folder = staging_root(seeded.folder / "out", job.id) / f"attempt-{job.attempt}"
+    folder.mkdir(parents=True)
+    reasons = ["label 7 is not a class", "label 12 is not a class", "<b>not a number</b>"]
+    bad = [{"id": f"record-{n}", "reason": reason} for n, reason in enumerate(reasons)]
+    (folder / ERRORS).write_text("".join(json.dumps(each) + "\n" for each in bad))
+
+    def learned(steps: range) -> None:
+        with (folder / METRICS).open("a") as file:
+            for step in steps:
+                file.write(json.dumps({"kind": "step", "step": step, "loss": 8 / step, "accuracy": 0.5}) + "\n")
+        store.jobs.progress(job.id, job.attempt, done=steps.stop, total=100, bad=3, phase="run")
+
+    learned(range(1, 5))
+    page = tab.go(f"job/{job.id}")
+    page.wait_for_selector('[data-figure="loss"] canvas')
+    assert page.locator('[data-figure="loss"]').get_attribute("aria-label") == "Loss: 2, at step 4"
+    assert page.locator("[data-figure]").count() == 2  # no learning rate was written, so none is drawn
+    rows = page.locator('[data-key="errors"] tbody tr')
+    assert [row.split("\t") for row in rows.all_inner_texts()] == [
+        ["2", reasons[0], "record-0"],
+        ["1", reasons[2], "record-2"],
+    ]
+    learned(range(5, 17))
+    page.wait_for_selector('[data-figure="loss"][aria-label="Loss: 0.5, at step 16"]')
+    store.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=time.time())
 
 
 def test_hold_release_cancel_retry(seeded: Seeded, tab: Tab) -> None:

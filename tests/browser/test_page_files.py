@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
+import subprocess
+import tomllib
 from importlib import resources
+from pathlib import Path
+
+import pytest
 
 PAGE = resources.files("nimble_jobs.dashboard") / "page"
+ROOT = Path(__file__).resolve().parents[2]
 OWN = sorted(entry.name for entry in PAGE.iterdir() if entry.is_file())
 
 
@@ -29,6 +36,19 @@ def test_nothing_is_inline_and_nothing_comes_from_elsewhere() -> None:
     for name in OWN:
         text = (PAGE / name).read_text()
         assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, name
+
+
+def test_packages_hold_every_file_of_the_page() -> None:
+    """Hatch packs what lies below the package, except what git ignores."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("no git checkout, so nothing is ignored")
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert built == {"packages": ["nimble_jobs"]}
+    names = [str(path) for path in Path(str(PAGE)).rglob("*") if path.is_file()]
+    command = ["git", "check-ignore", "--no-index", "--stdin"]
+    ignored = subprocess.run(command, input="\n".join(names), cwd=ROOT, text=True, capture_output=True, check=False)
+    assert (ignored.returncode, ignored.stdout, ignored.stderr) == (1, "", "")  # 1: none of them
+    assert len(names) > len(OWN)
 
 
 def test_text_never_becomes_markup() -> None:

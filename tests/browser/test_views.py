@@ -74,6 +74,18 @@ def test_names_and_logs_are_text(seeded: Seeded, tab: Tab) -> None:
     assert HOSTILE not in page.content()
 
 
+def test_a_link_on_another_site(dashboard: Dashboard, tab: Tab) -> None:
+    """The cookie does not come along. A page says so, and its link opens the dashboard."""
+    page = tab.page
+    page.wait_for_selector("tr[data-key]")
+    page.goto(f"data:text/html,<a href='http://127.0.0.1:{dashboard.port}/'>elsewhere</a>")
+    page.click("a")
+    page.wait_for_selector('h1:text("Not signed in")')
+    page.click("a")
+    page.wait_for_selector("tr[data-key]")
+    tab.errors.clear()  # the console notes the 401
+
+
 def test_nothing_of_the_last_view_stays(seeded: Seeded, tab: Tab) -> None:
     """From job to job, and from a search to the whole queue: log, curves and search field are those of the new view."""
     tab.go(f"job/{seeded.jobs['trained']}")

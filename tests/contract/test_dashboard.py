@@ -276,15 +276,20 @@ def test_schedules(board: Dashboard, store: Store, capsys: pytest.CaptureFixture
         store.schedules.save(a_schedule(key), parts=PARTS, now=1000.0 + i)
     cli = Cli(store.home, capsys)
     listed = {row["key"]: row for row in cli("cache", "ls", "--json").json}
-    first = board.get(
-        "/api/schedules?limit=2&model=RESNET&device=cpu" if False else "/api/schedules?limit=2&model=RESNET"
-    )
+    first = board.get("/api/schedules?limit=2&model=RESNET")
     second = board.get(f"/api/schedules?limit=2&before={first['next']}&model=RESNET")
     rows = [*first["schedules"], *second["schedules"]]
     assert [row["key"] for row in rows] == keys[::-1]
     assert all(listed[row["key"]] == row for row in rows)
     assert second["next"] is None
     assert board.get("/api/schedules?model=nothing")["schedules"] == []
+    store.schedules.quarantine(keys[1], "damaged", 2000.0)
+    sound = listed[keys[0]]["state"]
+    first = board.get(f"/api/schedules?limit=1&state={sound}")
+    second = board.get(f"/api/schedules?limit=1&state={sound}&before={first['next']}")
+    assert [row["key"] for row in first["schedules"] + second["schedules"]] == [keys[2], keys[0]]
+    assert second["next"] is None
+    assert [row["key"] for row in board.get("/api/schedules?state=quarantined")["schedules"]] == [keys[1]]
     assert board.get(f"/api/schedules/{keys[0]}") == cli("cache", "show", keys[0], "--json").json
     whole = board.get("/api/store")
     assert whole["stats"] == cli("cache", "stats", "--json").json

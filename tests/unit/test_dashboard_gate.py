@@ -203,6 +203,19 @@ def test_no_cookie_without_the_token(method: str, target: str, host: str) -> Non
     assert KEYS.cookie.encode() not in outcome.body
 
 
+def test_a_person_without_the_cookie_gets_a_page() -> None:
+    """At `/` alone, the same whatever was sent, and under the strict policy; programs get JSON."""
+    outcome = ask(gate(), "GET", "/", [HOST])
+    assert (outcome.status, outcome.headers["content-type"]) == (401, "text/html; charset=utf-8")
+    assert outcome.headers["cache-control"] == "no-store"
+    assert "unsafe" not in outcome.headers["content-security-policy"]
+    assert b'<a href="/">' in outcome.body
+    assert b"<script" not in outcome.body
+    assert ask(gate(), "GET", f"/?token={OTHER.token}<b>", [HOST]).body == outcome.body
+    assert ask(gate(), "GET", "/api/jobs", [HOST]).headers["content-type"] == "application/json"
+    assert ask(gate(), "GET", "/", [("host", "evil.example")]).headers["content-type"] == "application/json"
+
+
 @pytest.mark.parametrize("word", [f"Bearer {TOKEN}", f"bearer  {TOKEN} "])
 def test_a_bearer_token_reads_but_changes_nothing(word: str) -> None:
     """A program may read with the token; a change needs the cookie."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from nimble_jobs.dashboard.gate import admission, forgery, limits, methods
+from nimble_jobs.dashboard.gate import admission, forgery, limits, methods, stranger
 from nimble_jobs.dashboard.gate.asked import Asked, Refused
 from nimble_jobs.dashboard.gate.headers import security_headers
 from nimble_jobs.dashboard.gate.hosts import Hosts
@@ -69,10 +69,8 @@ class Gate:
             if self.signs_in(asked):
                 await _respond(answer, 303, b"", (("location", "/"), ("set-cookie", admission.set_cookie(self._keys))))
             elif refused := self.refusal(asked):
-                body = {"error": {"kind": refused.kind, "message": refused.message}}
-                await _respond(
-                    answer, refused.status, json.dumps(body).encode(), (("content-type", "application/json"),)
-                )
+                kind, body = _worded(refused, asked)
+                await _respond(answer, refused.status, body, (("content-type", kind),))
             else:
                 await self._app(scope, receive, answer)
         finally:
@@ -88,6 +86,13 @@ def _with_headers(message: Message, path: str) -> Message:
     ours = [(name.encode(), value.encode()) for name, value in security_headers(path, drawing=drawing)]
     names = {name for name, _ in ours}
     return {**message, "headers": [*(pair for pair in given if pair[0] not in names), *ours]}
+
+
+def _worded(refused: Refused, asked: Asked) -> tuple[str, bytes]:
+    """A refusal's type and body: JSON, or for a person who opens the page without the cookie, a page that helps."""
+    if refused.status == 401 and asked.path == "/":
+        return "text/html; charset=utf-8", stranger.PAGE.encode()
+    return "application/json", json.dumps({"error": {"kind": refused.kind, "message": refused.message}}).encode()
 
 
 async def _respond(send: Send, status: int, body: bytes, headers: tuple[tuple[str, str], ...]) -> None:

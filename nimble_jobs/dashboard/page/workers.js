@@ -65,7 +65,7 @@ export class Workers {
           ["Device", row.device],
           ["Up", h("span", {}, `${duration(row.up_s)}, process ${row.pid}`)],
           ["Last progress", row.progress_s === null ? null : row.progress_s < 1 ? "now" : `${duration(row.progress_s)} ago`],
-          ["On its device", row.memory_bytes ? size(row.memory_bytes.used) : null],
+          ["On its device", row.resident_bytes ? size(row.resident_bytes) : null],
           ["Memory", row.host_memory_bytes ? `${size(row.host_memory_bytes)} of the host` : null],
           ["Residents", row.residents.length ? row.residents.map((key) => [h("a", { class: "mono", href: `#/store/${key}` }, few(key)), " "]) : "none"],
         ]),

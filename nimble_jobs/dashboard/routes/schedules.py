@@ -28,18 +28,31 @@ from nimble_jobs.views import figures
 from nimble_jobs.views.schedules import look, rows_of, statistics
 
 _KEY = re.compile(r"[0-9a-zA-Z:._-]{4,128}")
+_AT_ONCE = 500  # schedules that are read at once when their state is asked for
 _MISSES = 20
 _AMONG = 2000  # newest jobs in which misses are looked for
 _KEPT_S = 5.0  # the sizes and statistics take reading every row and the size of every file
 
 
 def schedules(desk: Desk, query: Query, now: float) -> dict[str, Any]:
-    state = query.word("state", tuple(ScheduleState))
-    found, following = desk.store.schedules.page(
-        model=query.text("model"), device=query.text("device"), before=query.key("before"), limit=query.limit()
-    )
-    rows = rows_of(desk.store, aged(found))
-    return {"schedules": [row for row in rows if state in (None, row["state"])], "next": following}
+    state, limit = query.word("state", tuple(ScheduleState)), query.limit()
+    model, device = query.text("model"), query.text("device")
+    start, more = query.key("before") or 0, True
+    shown: list[dict[str, Any]] = []
+    while more and len(shown) < limit:
+        # A schedule's age is known here and not in the database, so a page by state may have to read several.
+        at_once = limit if state is None else _AT_ONCE
+        found, following = desk.store.schedules.page(model=model, device=device, before=start, limit=at_once)
+        wanted = [
+            (place, row)
+            for place, row in enumerate(rows_of(desk.store, aged(found)), start + 1)
+            if state in (None, row["state"])
+        ]
+        taken = wanted[: limit - len(shown)]
+        shown += [row for _, row in taken]
+        more = following is not None or len(taken) < len(wanted)
+        start = taken[-1][0] if len(taken) < len(wanted) else following or 0
+    return {"schedules": shown, "next": start if more else None}
 
 
 def schedule(desk: Desk, query: Query, now: float) -> dict[str, Any]:

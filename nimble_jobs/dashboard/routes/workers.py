@@ -1,8 +1,8 @@
 """Workers and GPUs.
 
 GET /api/workers
-    {"workers": [row of `worker ls --json` with "running": the job's progress row and name, "memory_bytes": {"used",
-     "limit"} of what is resident on its device, "host_memory_bytes" of its processes],
+    {"workers": [row of `worker ls --json` with "running": the job's progress row and name, "resident_bytes": memory
+     of its device that resident models and graphs take, "host_memory_bytes" of its processes],
      "gpus": [{"index", "name", "memory_used_bytes", "memory_total_bytes", "utilisation": 0 to 1, "temperature_c",
      "power_w"}]}
 POST /api/workers/{id}/pause, drain, resume
@@ -36,8 +36,7 @@ def workers(desk: Desk, query: Query, now: float) -> dict[str, Any]:
     for row in rows:
         job = running.get(row["job"] or "")
         row["running"] = progress_row(job, now) | {"name": job.name, "kind": job.kind} if job else None
-        used = resident.get(row["id"])
-        row["memory_bytes"] = {"used": used, "limit": None} if used else None
+        row["resident_bytes"] = resident.get(row["id"])
         row["host_memory_bytes"] = desk.kept(f"memory of {row['id']}", _MEMORY_S, partial(_memory, row["pid"]))
     return {"workers": rows, "gpus": gpus(desk)}
 
