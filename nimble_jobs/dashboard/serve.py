@@ -49,8 +49,8 @@ def run(wish: Wish, *, ready: Callable[[str], None]) -> None:
 
     Raises UsageError for a host or port that cannot be used, and StoreError.
     """
-    _log_to_stderr()
     with (
+        _log_on_stderr(),
         closing(_listening(wish.host, wish.port)) as listener,
         closing(open_store(wish.home, patience_s=_PATIENCE_S)) as store,
     ):
@@ -173,13 +173,23 @@ def _name(host: str) -> str:
     return "127.0.0.1" if everywhere else f"[{host.strip('[]')}]" if ":" in host else host
 
 
-def _log_to_stderr() -> None:
+@contextmanager
+def _log_on_stderr() -> Iterator[None]:
+    """While inside, our log goes to stderr and nowhere else, and uvicorn's errors are not logged."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-    logger = logging.getLogger("nimble_jobs")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
     # The routes answer and log their own errors; uvicorn would log each client that goes away.
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    wanted = {"nimble_jobs": logging.INFO, "uvicorn": logging.CRITICAL, "asyncio": logging.CRITICAL}
+    before = {name: logging.getLogger(name).level for name in wanted}
+    ours = logging.getLogger("nimble_jobs")
+    for name, level in wanted.items():
+        logging.getLogger(name).setLevel(level)
+    ours.addHandler(handler)
+    ours.propagate = False
+    try:
+        yield
+    finally:
+        ours.propagate = True
+        ours.removeHandler(handler)
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)

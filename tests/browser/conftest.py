@@ -60,9 +60,12 @@ class Dashboard:
         return f"http://127.0.0.1:{self.port}/#/{route}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """Debian's browser, or another Chromium of this machine."""
+    """Debian's browser, or another Chromium of this machine.
+
+    Playwright's event loop runs until the last test of this folder. Tests elsewhere could not start one of their own.
+    """
     path = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if path is None:
         pytest.skip("no browser: install chromium to run these tests")
@@ -85,7 +88,7 @@ def store(seeded: Seeded) -> Store:
     return seeded.store
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def dashboard(seeded: Seeded, browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     """One dashboard for all tests that do not harm it; after `browser`, which may skip."""
     running = Dashboard(seeded.store.home, tmp_path_factory.mktemp("dashboard") / "log")
