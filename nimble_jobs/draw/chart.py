@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import sys
 from dataclasses import dataclass
 
 from nimble_jobs.draw import labels
@@ -88,9 +89,9 @@ def _rows(timing: Timing, width: int) -> list[str]:
 
 def ticks(span_us: float) -> list[float]:
     """Round times from 0 to `span_us`."""
-    if not span_us > 0:
-        return [0.0]
     rough = span_us / _TICKS
+    if not rough > sys.float_info.min:  # below, numbers lose their digits
+        return [0.0]
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * m for m in (1, 2, 5, 10) if size * m >= rough * 0.999)
     return [i * step for i in range(int(span_us / step * 1.0000001) + 1)]

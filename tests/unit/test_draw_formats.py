@@ -100,6 +100,12 @@ def test_no_time_has_no_pixels(span_us: float) -> None:
     assert Scale(800.0, span_us).per_us == 0.0
 
 
+@pytest.mark.parametrize("span_us", [0.0, 5e-324, 1e-308, float("nan")])
+def test_no_time_has_one_tick(span_us: float) -> None:
+    """Also if it is too short for a tenth of it to be a number."""
+    assert ticks(span_us) == [0.0]
+
+
 @settings(deadline=None, max_examples=60)
 @given(schedules())
 def test_bars_of_a_stream_never_overlap(drawn: Schedule) -> None:
