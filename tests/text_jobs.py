@@ -31,11 +31,11 @@ def sentences(count: int, longest: int, *, seed: int = 0) -> list[str]:
 
 
 def text_spec(
-    folder: Path, model: Path, source: Path, *, out: str = "out", **sections: dict[str, Any]
+    folder: Path, bert: Path, source: Path, *, out: str = "out", **sections: dict[str, Any]
 ) -> dict[str, Any]:
     """The resolved spec of a job; `sections` replace entries of its sections."""
     spec: dict[str, dict[str, Any]] = {
-        "model": {"source": f"transformers:{model}"},
+        "model": {"source": f"transformers:{bert}"},
         "input": {"source": str(source), "format": "text", "fields": {"x": "body", "id": "id"}},
         "schedule": {"on_miss": "eager"},
         "output": {"path": str(folder / out), "fields": ["id", "embedding"], "pooling": "mean", "shard_size": 256},

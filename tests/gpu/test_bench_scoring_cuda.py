@@ -10,6 +10,8 @@ import torch
 from nimble_jobs.bench.scoring import photos
 from tests.loops import LOOPS, check_answers, photo
 
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Inductor imports what is deprecated
+
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_loops_answer_for_every_file(loop: object, tmp_path: Path) -> None:

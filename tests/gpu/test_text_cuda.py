@@ -18,7 +18,8 @@ from tests.text_models import write_bert
 pytest.importorskip("transformers")
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "max_position_embeddings": 256}
-BUCKETS = [32, 64, 128, 256]
+LONGEST = 256  # tokens
+BUCKETS = [32, 64, 128, LONGEST]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("fp32", 1e-4), ("fp16", 3e-3)])
@@ -29,7 +30,7 @@ def test_buckets_are_resident_together_and_warm_in_the_next_process(
     model = write_bert(tmp_path / "bert", initializer_range=0.05, **SIZES)
     texts = sentences(3000, 300)
     source = write_texts(tmp_path / "t.parquet", texts)
-    expected = one_by_one(model, texts, 256)
+    expected = one_by_one(model, texts, LONGEST)
     with open_store(resolve(str(tmp_path / "home"))) as store:
         station: Any = real_station(store, "w", "cuda:0", None)
         hits = []
@@ -39,8 +40,8 @@ def test_buckets_are_resident_together_and_warm_in_the_next_process(
                 model,
                 source,
                 out=out,
-                model={"source": f"transformers:{model}", "dtype": dtype},
-                input={"text": {"buckets": BUCKETS}},
+                model={"dtype": dtype},
+                input={"text": {"buckets": BUCKETS, "max_length": LONGEST}},
                 schedule={"on_miss": "build", "progressive": False, "fuse": "off"},
                 run={"device": "cuda"},
             )
@@ -60,9 +61,12 @@ def test_a_job_that_begins_in_eager_moves_bucket_by_bucket(tmp_path: Path) -> No
     texts = sentences(20_000, 300)
     source = write_texts(tmp_path / "t.parquet", texts)
     with open_store(resolve(str(tmp_path / "home"))) as store:
-        spec = text_spec(tmp_path, model, source, schedule={"on_miss": "build"}, run={"device": "cuda"})
+        text = {"max_length": LONGEST}
+        spec = text_spec(
+            tmp_path, model, source, input={"text": text}, schedule={"on_miss": "build"}, run={"device": "cuda"}
+        )
         job = run(store, spec)
         assert job.state is JobState.SUCCEEDED, job.error
         some = np.random.default_rng(0).choice(len(texts), 500, replace=False)
         found = np.stack(list(outputs(tmp_path / "out").values()))[some]
-        assert worst(found, one_by_one(model, [texts[i] for i in some], 256)) < 1e-4
+        assert worst(found, one_by_one(model, [texts[i] for i in some], LONGEST)) < 1e-4

@@ -136,7 +136,6 @@ class FailsWhenRecorded(Two):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        (Two, "more than one tensor"),
         (Reads, "host|item|_local_scalar_dense"),
         (FailsWhenRecorded, "the model fails while it is recorded: KeyError: 'mode'"),
     ],
@@ -152,6 +151,24 @@ def test_what_cannot_be_replayed_runs_in_eager(kind: type[nn.Module], why: str, 
     with evaluating(module):
         found, expected = forward(x), module(x)
     assert isinstance(found, type(expected))
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_several_outputs_are_replayed_for_whoever_takes_them_by_name(by_name: bool, store: Store) -> None:
+    """Others, a loss of the user's say, get them as the module returned them, in eager."""
+    module = Two().train()
+    forward = Forward(module, "fp32", by_name=by_name)
+    x = torch.randn(4, 3)
+    found = captured(forward, x, store)
+    assert forward.replays == by_name
+    assert isinstance(found, PreparedForward) or "more than one tensor" in found
+    y = torch.randn(4, 3)
+    with evaluating(module):
+        replayed, expected = forward(y), module(y)
+    assert replayed.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(replayed[name], expected[name])
+    forward.close()
 
 
 def test_one_that_was_quarantined_is_built_again(store: Store) -> None:

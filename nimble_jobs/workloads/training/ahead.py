@@ -153,7 +153,7 @@ def _prepare(
         with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
             ready = setup.prepare(spec, reader, device, allowed_python)
             step = prepare_step(ready, means)
-            with closing(step.step), closing(Forward(ready.module, spec.model.dtype)) as forward:
+            with closing(step.step), closing(Forward.of(ready)) as forward:
                 if validations and _replays_validations(spec):
                     validation = replay_validations(forward, ready, step.step, means)
     except torch.OutOfMemoryError as e:

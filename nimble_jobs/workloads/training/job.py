@@ -172,9 +172,9 @@ def _set_up(session: Session) -> Setup:
 
 def _forward(ready: Setup, read: TrainTexts | None) -> Forward | SeveralForwards:
     """What validations call, in eager until it is captured."""
-    dtype = ready.spec.model.dtype
     if read is None:
-        return Forward(ready.module, dtype)
+        return Forward.of(ready)
+    dtype = ready.spec.model.dtype
     layouts = [bucket.layout for bucket in read.epochs.buckets]
     modules = {layout.nbytes: Packed(ready.module, layout, torch.float32, ready.device) for layout in layouts}
     return SeveralForwards({width: Forward(module, dtype) for width, module in modules.items()})

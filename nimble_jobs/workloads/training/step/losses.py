@@ -24,6 +24,11 @@ def targets(name: str) -> Targets:
     return wanted.get(name, "stored")
 
 
+def takes_names(name: str) -> bool:
+    """Whether a loss finds what it needs in the model's outputs by name; a function of the user's may not."""
+    return not name.startswith("python:")
+
+
 def make_loss(train: TrainSpec, allowed_python: Sequence[Path], *, smoothing: bool = True) -> Loss:
     """The spec's loss. Validations measure it without `smoothing`.
 

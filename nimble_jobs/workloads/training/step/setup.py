@@ -35,7 +35,7 @@ from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest
 from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec, parse_source
 from nimble_jobs.workloads.heads import logits_of
 from nimble_jobs.workloads.training.batches.lots import Checks
-from nimble_jobs.workloads.training.step.losses import make_loss
+from nimble_jobs.workloads.training.step.losses import make_loss, takes_names
 
 _NORMS = (WithStatistics, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -243,7 +243,7 @@ def _try_loss(train: TrainSpec, request: StepRequest) -> None:
     Raises ModelError if it returns anything but a zero-dimensional floating tensor that requires grad. If its code
     fails, the error names file and line.
     """
-    if not train.loss.startswith("python:"):
+    if takes_names(train.loss):
         return
     file, device = Path(parse_source(train.loss).target).resolve(), request.x.device
     with restoring_state(request.module, device), torch.enable_grad(), autocast(request.precision, device):

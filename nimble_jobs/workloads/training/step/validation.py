@@ -24,6 +24,7 @@ from nimble_jobs.workloads.heads import logits_of
 from nimble_jobs.workloads.threshold import enforce_threshold
 from nimble_jobs.workloads.training.batches.feed import DeviceBatch
 from nimble_jobs.workloads.training.step.f1 import F1
+from nimble_jobs.workloads.training.step.losses import takes_names
 from nimble_jobs.workloads.training.step.setup import Setup, autocast, evaluating
 
 REPLAYED_ON = ("cuda",)  # types of devices; on a CPU, launches cost nothing
@@ -37,11 +38,20 @@ def replayable(device: torch.device) -> bool:
 class Forward:
     """Calls the module: in eager until `capture`, and afterwards for batches of another shape."""
 
-    def __init__(self, module: nn.Module, dtype: str) -> None:
+    def __init__(self, module: nn.Module, dtype: str, *, by_name: bool = True) -> None:
+        """`by_name`: whoever reads the outputs takes several of them by name, as our own losses do."""
         self._module = module
         self._dtype = dtype
+        self._by_name = by_name
+        self._one = True  # the module returns a tensor, not a container
         self._instance: Instance | None = None
         self._x: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, setup: Setup) -> Forward:
+        """That of the training's module."""
+        assert setup.spec.train is not None
+        return cls(setup.module, setup.spec.model.dtype, by_name=takes_names(setup.spec.train.loss))
 
     @property
     def replays(self) -> bool:
@@ -56,8 +66,9 @@ class Forward:
         whole = _Outputs(self._module, self._dtype)
         try:
             with restoring_state(self._module, x.device), evaluating(self._module), torch.inference_mode(False):
-                if not isinstance(self._module(x), torch.Tensor):
-                    return "the model returns more than one tensor"
+                self._one = isinstance(self._module(x), torch.Tensor)
+                if not self._one and not self._by_name:
+                    return "the model returns more than one tensor, and train.loss may want them as they are"
                 prepared = prepare(whole)
         except DeviceFault:
             raise
@@ -69,13 +80,16 @@ class Forward:
         return prepared
 
     def __call__(self, x: torch.Tensor) -> Any:
-        """What the module returns, valid until the next call. The module is in evaluation mode."""
+        """What the module returns, valid until the next call; where it is replayed, a container's tensors by name. The
+        module is in evaluation mode.
+        """
         if self._instance is None or self._x is None or x.shape != self._x.shape:
             with autocast(self._dtype, x.device):
                 return self._module(x)
         self._x.copy_(x, non_blocking=True)
         self._instance.replay()
-        return next(iter(self._instance.outputs.values()))
+        outputs = self._instance.outputs
+        return next(iter(outputs.values())) if self._one else dict(outputs)
 
     def close(self) -> None:
         """Free the schedule's memory."""
