@@ -111,6 +111,15 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BadKind:
+    """Bad records that have the same thing wrong with them."""
+
+    reason: str  # of the first of them
+    count: int
+    first: str  # place of the first of them: FILE:LINE, FILE: record N, or an image's file
+
+
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """One try at running a job."""
 
@@ -121,6 +130,7 @@ class Attempt:
     finished_at: float | None
     outcome: str | None  # succeeded, failed, lost, stalled, requeued, cancelled; None while it runs
     error: str | None
+    bad_kinds: tuple[BadKind, ...] = ()  # of the bad records that were known when it last reported; most frequent first
 
 
 @dataclass(frozen=True, kw_only=True)

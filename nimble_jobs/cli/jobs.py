@@ -71,6 +71,8 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         parts.append(("Stages", stages.lines(job.timings)))
     if counts := file_counts.only_new(job, events):
         parts.append(("Files", file_counts.lines(counts)))
+    if kinds := job_view.bad_kinds(job, shown.attempts):
+        parts.append(("Bad records", [(f"{kind.count:,}", f"{kind.reason}; first: {kind.first}") for kind in kinds]))
     if outputs := {name: value for name, value in job.outputs.items() if name != "only_new"}:
         parts.append(("Outputs", figures.flat(outputs)))
     if settings := job_notes.settings_of(events):

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,10 @@ class Answers:
     def number(self, record: int) -> int:
         """The number of the request with this record."""
         return self._requests.of_record(record)
+
+    def first_record(self, refused: BadRecord) -> BadRecord:
+        """The first record of a request that cannot be answered, as `lines` returns it."""
+        return replace(refused, index=int(self._requests.starts[refused.index]))
 
     def lines(
         self, first: int, stop: int, vectors: np.ndarray, counts: np.ndarray, bad: Sequence[BadRecord]

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, Unpack, cast
 
 from sqlalchemy import ColumnElement, Select, Table, bindparam, false, or_, select, true, update
 from sqlalchemy.orm import Session, aliased
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from nimble_jobs.job import Job, JobState
+from nimble_jobs.job import BadKind, Job, JobState
 from nimble_jobs.seen import Scored
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store.changes import changed, run
 from nimble_jobs.store.groups import has_room, lock_groups, running
 from nimble_jobs.store.new_ticks import count_ticks
 from nimble_jobs.store.queries import JobQueries
-from nimble_jobs.store.records import dump, job_record, load_object, schedule_columns, sha256, timings_columns
+from nimble_jobs.store.records import (
+    dump,
+    dump_kinds,
+    job_record,
+    load_object,
+    schedule_columns,
+    sha256,
+    timings_columns,
+)
 from nimble_jobs.store.retries import delay_s
 from nimble_jobs.store.seen import mark
 from nimble_jobs.store.tables import GroupRow, JobRow
 from nimble_jobs.store.timer_records import TickOutcome
 from nimble_jobs.store.timer_tables import TickRow, TimerRow
 from nimble_jobs.store.transitions import (
+    ATTEMPT_CHANGED,
     JOBS,
     MINE,
     MINE_CHANGED,
@@ -44,6 +53,7 @@ class Progress(TypedDict):
     phase: NotRequired[str | None]
     schedule: NotRequired[Mapping[str, Any] | None]
     timings: NotRequired[Mapping[str, Any] | None]
+    bad_kinds: NotRequired[Sequence[BadKind] | None]
 
 
 class JobClaims(JobQueries):
@@ -75,13 +85,11 @@ class JobClaims(JobQueries):
 
     def progress(self, job_id: str, attempt: int, **progress: Unpack[Progress]) -> bool:
         """Write the attempt's progress. False if another attempt owns the job or it has ended."""
-        values = _progress(progress)
-        return self._db.write(lambda session: _change_mine(session, job_id, attempt, values))
+        return self._db.write(_reporting(job_id, attempt, progress))
 
     def progress_soon(self, job_id: str, attempt: int, **progress: Unpack[Progress]) -> None:
         """As `progress`, but with the next transaction, and without telling whether the attempt still owns the job."""
-        values = _progress(progress)
-        self._db.write_soon(lambda session: _change_mine(session, job_id, attempt, values))
+        self._db.write_soon(_reporting(job_id, attempt, progress))
 
     def cancel_wanted(self, job_id: str, attempt: int) -> bool:
         """Whether this attempt should stop, because the job is cancelled or the attempt no longer owns it."""
@@ -194,8 +202,19 @@ def _progress(progress: Progress) -> dict[str, Any]:
     return values
 
 
-def _change_mine(session: Session, job_id: str, attempt: int, values: Mapping[str, Any]) -> bool:
-    return run(session, MINE_CHANGED, of_job=job_id, of_attempt=attempt, **values).rowcount == 1
+def _reporting(job_id: str, attempt: int, progress: Progress) -> Callable[[Session], bool]:
+    """Writes the progress. False if another attempt owns the job or it has ended."""
+    values = _progress(progress)
+    kinds = None if progress.get("bad_kinds") is None else dump_kinds(progress["bad_kinds"] or ())
+
+    def work(session: Session) -> bool:
+        mine = {"of_job": job_id, "of_attempt": attempt}
+        owned = run(session, MINE_CHANGED, **mine, **values).rowcount == 1
+        if owned and kinds is not None:
+            run(session, ATTEMPT_CHANGED, **mine, bad_kinds=kinds)
+        return owned
+
+    return work
 
 
 def _mark(session: Session, job_id: str, attempt: int, scored: Scored, now: float) -> None:

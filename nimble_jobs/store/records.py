@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
 from typing import Any
 
 from nimble_jobs.errors import Damaged
-from nimble_jobs.job import Attempt, Event, Job, JobState, When
+from nimble_jobs.job import Attempt, BadKind, Event, Job, JobState, When
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow
-from nimble_jobs.store.words import plain
+from nimble_jobs.store.words import plain, words
 
 
 class ScheduleState(StrEnum):
@@ -251,7 +251,23 @@ def attempt_record(row: AttemptRow) -> Attempt:
         finished_at=row.finished_at,
         outcome=row.outcome,
         error=row.error,
+        bad_kinds=_load_kinds(row.bad_kinds),
     )
+
+
+def dump_kinds(kinds: Sequence[BadKind]) -> str:
+    """JSON of bad records by kind."""
+    return dump([[kind.count, words(kind.reason), words(kind.first)] for kind in kinds])
+
+
+def _load_kinds(text: str) -> tuple[BadKind, ...]:
+    """Bad records by kind; empty if damaged."""
+    if text == "[]":  # most are
+        return ()
+    try:
+        return tuple(BadKind(count=count, reason=reason, first=first) for count, reason, first in json.loads(text))
+    except (ValueError, TypeError):
+        return ()
 
 
 def event_record(row: EventRow) -> Event:

@@ -147,6 +147,7 @@ class AttemptRow(Base):
     finished_at: Mapped[float | None]
     outcome: Mapped[str | None] = mapped_column(String(12))
     error: Mapped[str | None] = mapped_column(Words)
+    bad_kinds: Mapped[str] = mapped_column(Text, default="[]", server_default="[]")  # JSON: bad records by kind
 
 
 class PublicationRow(Base):

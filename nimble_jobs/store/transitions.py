@@ -36,7 +36,9 @@ _COUNTED = (
 )
 _OWNED = select(JOBS.c.id).where(*MINE).with_for_update()
 MINE_CHANGED = update(JOBS).where(*MINE)  # values are bound when it runs
-_ENDED = update(_ATTEMPTS).where(_ATTEMPTS.c.job == bindparam("of_job"), _ATTEMPTS.c.number == bindparam("of_attempt"))
+ATTEMPT_CHANGED = update(_ATTEMPTS).where(
+    _ATTEMPTS.c.job == bindparam("of_job"), _ATTEMPTS.c.number == bindparam("of_attempt")
+)
 _AWAITED = select(_WAITS.c.job).where(_WAITS.c.parent == bindparam("of_job")).limit(1)
 
 
@@ -109,7 +111,7 @@ def leave_running(session: Session, job_id: str, attempt: int, end: End, *, now:
     values |= {"state": end.to.value, "phase": None, "error": end.error, "records_counted": counted}
     if run(session, MINE_CHANGED, **mine, **values).rowcount != 1:
         return False
-    run(session, _ENDED, **mine, finished_at=now, outcome=end.attempt_outcome, error=end.error)
+    run(session, ATTEMPT_CHANGED, **mine, finished_at=now, outcome=end.attempt_outcome, error=end.error)
     record_event(session, end.event, end.message, now=now, job=job_id, attempt=attempt)
     queue_end(session, job_id, end.to, now)
     settle(session, job_id, end.to, now)

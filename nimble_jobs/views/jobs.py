@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from nimble_jobs.job import Attempt, Event, Job, JobState
+from nimble_jobs.job import Attempt, BadKind, Event, Job, JobState
 from nimble_jobs.views import figures, file_counts
 from nimble_jobs.views.figures import Row
 
@@ -92,11 +92,22 @@ def job_json(
                 "finished_at": figures.iso(attempt.finished_at),
                 "outcome": attempt.outcome,
                 "error": attempt.error,
+                "bad_kinds": [_kind_json(kind) for kind in attempt.bad_kinds],
             }
             for attempt in attempts
         ],
+        "bad_kinds": [_kind_json(kind) for kind in bad_kinds(job, attempts)],
         "events": [event_json(event) for event in events],
     }
+
+
+def bad_kinds(job: Job, attempts: Sequence[Attempt]) -> Sequence[BadKind]:
+    """The job's bad records by what was wrong with them, as its newest attempt that met some reported them."""
+    return next((each.bad_kinds for each in reversed(attempts) if each.bad_kinds and job.records_bad), ())
+
+
+def _kind_json(kind: BadKind) -> dict[str, Any]:
+    return {"reason": kind.reason, "count": kind.count, "first": kind.first}
 
 
 def progress_row(job: Job, now: float) -> Row:

@@ -101,6 +101,7 @@ def execute(
             log.error("%s", failure, exc_info=None if foreseen(error) else error)
             failure = _bare(failure)
         with store.patient(patience.unconditional()):  # the attempt has ended and only needs to be recorded
+            pulse.flush_soon()  # the last counts, with the end of the attempt
             ended: Job | None = None
             if failure is None:
                 ended = _record(job, store, replace(outcome, timings=pulse.timings(outcome.timings)))
@@ -193,8 +194,6 @@ def _run(job: Job, station: Station, pulse: Pulse, patience: Patience) -> Outcom
             outcome = station.run(context)
     except Stopped:
         outcome = Outcome(stop=pulse.stop())
-    if outcome.stop is Stop.GO:
-        pulse.flush_soon()  # the last counts, with the end of the job
     return outcome
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from nimble_jobs.errors import FencedOut, StoreError
-from nimble_jobs.job import Job
+from nimble_jobs.job import BadKind, Job
 from nimble_jobs.store import Jobs
 from nimble_jobs.workloads.context import Stop
 
@@ -46,6 +46,7 @@ class Pulse:
         self._interval_s = interval_s
         self._deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
         self._values: dict[str, Any] = {"done": 0, "total": None, "bad": 0}
+        self._bad_kinds: Sequence[BadKind] = ()
         self._phase: str | None = None  # before it began to wait
         self._phases: list[dict[str, Any]] = []  # each phase that began, and when, in Unix seconds
         self._dirty = False
@@ -112,6 +113,7 @@ class Pulse:
         bad: int | None = None,
         schedule: dict[str, Any] | None = None,
         timings: dict[str, Any] | None = None,
+        bad_kinds: Sequence[BadKind] | None = None,
     ) -> None:
         """Take new values; None keeps the old one. "publish" is written together with the publication's own fence."""
         self.moved()
@@ -119,6 +121,7 @@ class Pulse:
         given = {"phase": phase, "done": done, "total": total, "bad": bad, "schedule": schedule, "timings": timings}
         with self._lock:
             self._values.update((name, value) for name, value in given.items() if value is not None)
+            self._bad_kinds = bad_kinds or self._bad_kinds
             if phase is not None:
                 self._begin(phase)
             self._dirty = True
@@ -135,7 +138,8 @@ class Pulse:
 
     def _written(self) -> dict[str, Any]:
         timings = self._with_phases(self._values.get("timings") or {})
-        return self._values | ({"timings": timings} if timings else {})
+        more = {"timings": timings, "bad_kinds": self._bad_kinds}
+        return self._values | {name: value for name, value in more.items() if value}
 
     def _with_phases(self, timings: dict[str, Any]) -> dict[str, Any]:
         return {**timings, "phases": list(self._phases)} if self._phases else timings

@@ -24,8 +24,8 @@ from nimble_jobs.seen import CHANGED, VANISHED, Counts, FileList, InputFile, Kin
 from nimble_jobs.spec import ModelSpec
 from nimble_jobs.spec.model import OnlyNewSpec
 from nimble_jobs.store import Wait
+from nimble_jobs.workloads.bad_records import enforce_threshold
 from nimble_jobs.workloads.context import JobContext, Outcome
-from nimble_jobs.workloads.threshold import enforce_threshold
 from nimble_jobs.workloads.waiting import go_on, told_once
 
 _NAMED = 3  # files in a message

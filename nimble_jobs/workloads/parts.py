@@ -11,6 +11,7 @@ from nimble_jobs.data import Batch
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.planner import Prepared
 from nimble_jobs.workloads import moving
+from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.cuts import Bounds
 
 
@@ -20,7 +21,6 @@ class Part:
 
     at: Bounds
     batch: Batch
-    late: int = 0  # bad records that decoding on the device revealed
     lane: int = 0  # which model runs it
 
     @property
@@ -65,6 +65,10 @@ class Feed(Protocol):
     @property
     def total(self) -> int:
         """Records of the input."""
+
+    @property
+    def bad(self) -> BadRecords:
+        """The bad records that are known so far, also those that are still on their way."""
 
     @property
     def last(self) -> int:

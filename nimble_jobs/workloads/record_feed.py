@@ -14,19 +14,18 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from nimble_jobs.data import BadRecord, Reader, Wanted
+from nimble_jobs.data import Reader, Wanted
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.pipeline import Meter, ahead, mapped
 from nimble_jobs.planner import Loaded
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.preprocess import bits
-from nimble_jobs.spec import RunSpec
+from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.cuts import Bounds
 from nimble_jobs.workloads.decoding import THREADS, DeviceDecoding
 from nimble_jobs.workloads.parts import Part
 from nimble_jobs.workloads.stages import Stages
-from nimble_jobs.workloads.threshold import enforce_threshold
 
 _READ_AHEAD = 2  # batches that wait to be uploaded
 UPLOADED = 2  # batches that wait for a replay
@@ -42,16 +41,15 @@ class RecordFeed:
         bounds: list[Bounds],
         stages: Stages,
         *,
-        run: RunSpec,
+        bad: BadRecords,
         limits: Limits,
-        bad_before: int = 0,
         decode: Callable[[Meter], DeviceDecoding] | None = None,
     ) -> None:
         """`decode` makes what decodes pictures on the device; None: records arrive as they are."""
         self.total = reader.total
         self.last = bounds[-1].shard if bounds else -1
         self._reader, self._loaded, self._bounds, self._stages = reader, loaded, bounds, stages
-        self._run, self._limits, self._bad_before = run, limits, bad_before
+        self.bad, self._limits = bad, limits
         self._alone = stages.alone
         self._decoding = decode(stages.decode) if decode is not None else None
         self._buffers: Buffers | None = None
@@ -90,7 +88,6 @@ class RecordFeed:
 
     def _read(self) -> Generator[Part]:
         """Batches of checked records, in order. Raises DataError for too many bad records."""
-        bad = list[BadRecord]()
         batches = self._reader.batches(
             batch_size=self._loaded.request.batch_size,
             bounds=[(at.start, at.stop) for at in self._bounds],
@@ -101,9 +98,7 @@ class RecordFeed:
         with closing(batches):  # type: ignore[type-var]  # a generator
             for at, read in zip(self._bounds, batches, strict=False):
                 batch = self._limits.sift(read, self._reader.place)
-                bad.extend(batch.bad)
-                if batch.bad:
-                    enforce_threshold(self._run, self._bad_before + len(bad), self._reader.total, bad)
+                self.bad.add(batch.bad)
                 yield Part(at=at, batch=batch)
 
     def _in_slots(self, parts: Iterator[Part]) -> Generator[tuple[Arrived | None, Part]]:
@@ -126,7 +121,9 @@ class RecordFeed:
         if found is None:
             return None
         arrived, batch = found
-        return arrived, replace(part, batch=batch, late=len(batch.bad) - len(part.batch.bad))
+        known = {record.index for record in part.batch.bad}
+        self.bad.add([record for record in batch.bad if record.index not in known])
+        return arrived, replace(part, batch=batch)
 
 
 def upload(parts: Iterator[Part], lanes: list[Loaded], *, pads: bool = True) -> Generator[tuple[Arrived | None, Part]]:

@@ -21,6 +21,7 @@ from nimble_jobs.spec.text import TEXTS
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads import only_new
 from nimble_jobs.workloads.answering import answers_of
+from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.cuts import cut, shards_for
@@ -181,11 +182,12 @@ def _ready(attempt: _Attempt) -> tuple[Scoring, Feed, text.TextPlan | None]:
         tell(context, lane.prepared, f"up to {plan.buckets[number].length} tokens: " if plan is not None else "")
     shards = shards_for(reader, context.spec.output.shard_size)
     tally = tally_of(staging, shards)
+    bad = _bad_records(attempt)
     if plan is not None:
         feed: Feed
-        feed, stages = text.feed_of(context, reader, staging, plan, lanes, shards, device=attempt.device)
+        feed, stages = text.feed_of(context, reader, staging, plan, lanes, shards, bad=bad, device=attempt.device)
     else:
-        feed, stages = _record_feed(attempt, lanes[0].prepared.loaded, shards, tally)
+        feed, stages = _record_feed(attempt, lanes[0].prepared.loaded, shards, bad)
     ragged = frozenset[str]()
     if plan is not None:
         ragged = per_token(lanes[0].prepared.loaded, plan.setup, context.spec.output.fields)
@@ -195,7 +197,7 @@ def _ready(attempt: _Attempt) -> tuple[Scoring, Feed, text.TextPlan | None]:
 
 
 def _record_feed(
-    attempt: _Attempt, loaded: Loaded, shards: list[tuple[int, int]], tally: Tally
+    attempt: _Attempt, loaded: Loaded, shards: list[tuple[int, int]], bad: BadRecords
 ) -> tuple[RecordFeed, Stages]:
     context, reader = attempt.context, attempt.reader
     limits = _limits(context, loaded)
@@ -203,15 +205,21 @@ def _record_feed(
     decode = decodes.on_device(attempt.decode, reader, loaded, context.residents)
     in_flight = max(1, len(loaded.instances))
     stages = Stages(context, alone=len(bounds) <= 1, in_flight=in_flight, decodes=decode is not None)
-    run, bad_before = context.spec.run, tally.bad
-    feed = RecordFeed(reader, loaded, bounds, stages, run=run, limits=limits, bad_before=bad_before, decode=decode)
-    return feed, stages
+    return RecordFeed(reader, loaded, bounds, stages, bad=bad, limits=limits, decode=decode), stages
+
+
+def _bad_records(attempt: _Attempt) -> BadRecords:
+    """Those that earlier attempts found."""
+    before, context, reader = attempt.staging.bad, attempt.context, attempt.reader
+    if attempt.answers is not None:
+        before = [attempt.answers.first_record(refused) for refused in before]
+    return BadRecords(context.spec.run, reader.total, place=reader.place, report=context.report, before=before)
 
 
 def tally_of(staging: Staging, shards: list[tuple[int, int]]) -> Tally:
     """The records in shards that earlier attempts finished."""
     adopted = sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done)
-    return Tally(done=adopted, bad=len(staging.bad))
+    return Tally(done=adopted)
 
 
 def _published(
@@ -219,7 +227,7 @@ def _published(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The folder, and which files are left for the next job. Raises OutputExists, FencedOut."""
     context, reader, staging, work = attempt.context, attempt.reader, attempt.staging, attempt.work
-    context.report(phase="publish", done=tally.done, bad=tally.bad)
+    context.report(phase="publish", done=tally.done)
     how_made |= {"schedule": summary["key"], "runs": summary["runs"]}
     if attempt.decode is not None:
         how_made["decode"] = attempt.decode.to_json()

@@ -29,7 +29,6 @@ from nimble_jobs.workloads.context import JobContext, Stop, Stopped
 from nimble_jobs.workloads.heads import heads_of
 from nimble_jobs.workloads.parts import Feed, Lane, Part
 from nimble_jobs.workloads.stages import Stages
-from nimble_jobs.workloads.threshold import enforce_threshold
 
 _LANDED = 1  # batches whose outputs wait to become columns
 _SHARDS = 1  # shards that wait to be written
@@ -60,7 +59,6 @@ class Tally:
     """Records done so far, including those in shards that earlier attempts finished."""
 
     done: int = 0
-    bad: int = 0
 
 
 class Scoring:
@@ -185,13 +183,10 @@ class Scoring:
         carries = lane.prepared.loaded.altered() if part.at.last else None
         lane.done += part.records
         self.tally.done += part.records
-        self.tally.bad += len(part.batch.bad)
-        if part.late:
-            enforce_threshold(self._context.spec.run, self.tally.bad, self._feed.total, part.batch.bad)
         self._stages.landed(landed)
         if lane.prepared.loaded.instances and len(part.batch):
             self.replays += 1
-        self._context.report(done=self.tally.done, bad=self.tally.bad, timings=self._stages.due())
+        self._context.report(done=self.tally.done, timings=self._stages.due())
         return _Result(landed=landed, carries=carries)
 
     def _columns(self, writer: Sink[Shard], result: _Result) -> None:
@@ -214,9 +209,7 @@ class Scoring:
     def _write(self, shard: Shard) -> None:
         if self._ends.answers is not None:
             shard, late = answered(shard, self._ends.answers, *self._shards[shard.index])
-            if late:
-                known = self.tally.bad + late
-                enforce_threshold(self._context.spec.run, known, self._feed.total, shard.bad, what="requests")
+            self._feed.bad.add(late, what="requests")
         last = shard.index == len(self._shards) - 1
         write = partial(
             self._staging.write_shard, shard.index, shard.columns, shard.bad, carries=shard.carries, last=last

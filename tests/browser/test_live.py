@@ -12,8 +12,7 @@ from typing import Any
 from playwright.sync_api import Page, expect
 
 from nimble_jobs.data.hidden import staging_root
-from nimble_jobs.data.staging import ERRORS
-from nimble_jobs.job import JobState
+from nimble_jobs.job import BadKind, JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads.training.gauge.journal import METRICS
@@ -64,21 +63,24 @@ def test_a_running_job_moves(seeded: Seeded, tab: Tab) -> None:
     assert "torchvision:resnet18" in page.locator("details[open] .spec").inner_text()  # what was opened stays open
 
 
-def test_curves_and_bad_records_of_a_running_job(seeded: Seeded, tab: Tab) -> None:
-    """What a training has written so far is drawn and listed by kind, and the curves go on as it writes more."""
+def test_curves_and_bad_records_of_a_job(seeded: Seeded, tab: Tab) -> None:
+    """What a training has written so far is drawn, and the curves go on as it writes more. Its bad records are listed
+    by kind, also after it has failed.
+    """
     store = seeded.store
     job = seeded.take(seeded.submit("learns-now", kind="finetune", priority=9))
     folder = staging_root(seeded.folder / "out", job.id) / f"attempt-{job.attempt}"
     folder.mkdir(parents=True)
-    reasons = ["label 7 is not a class", "label 12 is not a class", "<b>not a number</b>"]
-    bad = [{"id": f"record-{n}", "reason": reason} for n, reason in enumerate(reasons)]
-    (folder / ERRORS).write_text("".join(json.dumps(each) + "\n" for each in bad))
+    kinds = [
+        BadKind(reason="label 7 is not a class", count=1200, first="x.npz: record 7"),
+        BadKind(reason="<b>not a number</b>", count=1, first="x.npz: record 9"),
+    ]
 
     def learned(steps: range) -> None:
         with (folder / METRICS).open("a") as file:
             for step in steps:
                 file.write(json.dumps({"kind": "step", "step": step, "loss": 8 / step, "accuracy": 0.5}) + "\n")
-        store.jobs.progress(job.id, job.attempt, done=steps.stop, total=100, bad=3, phase="run")
+        store.jobs.progress(job.id, job.attempt, done=steps.stop, total=100, bad=1201, phase="run", bad_kinds=kinds)
 
     learned(range(1, 5))
     page = tab.go(f"job/{job.id}")
@@ -86,13 +88,13 @@ def test_curves_and_bad_records_of_a_running_job(seeded: Seeded, tab: Tab) -> No
     assert page.locator('[data-figure="loss"]').get_attribute("aria-label") == "Loss: 2, at step 4"
     assert page.locator("[data-figure]").count() == 2  # no learning rate was written, so none is drawn
     rows = page.locator('[data-key="errors"] tbody tr')
-    assert [row.split("\t") for row in rows.all_inner_texts()] == [
-        ["2", reasons[0], "record-0"],
-        ["1", reasons[2], "record-2"],
-    ]
+    said = [["1,200", kinds[0].reason, kinds[0].first], ["1", kinds[1].reason, kinds[1].first]]
+    assert [row.split("\t") for row in rows.all_inner_texts()] == said
     learned(range(5, 17))
     page.wait_for_selector('[data-figure="loss"][aria-label="Loss: 0.5, at step 16"]')
-    store.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=time.time())
+    store.jobs.fail(job.id, job.attempt, error="1201 of 9000 records are bad", retry=False, now=time.time())
+    page.wait_for_selector('.head .badge:text("failed")')
+    assert [row.split("\t") for row in rows.all_inner_texts()] == said
 
 
 def test_hold_release_cancel_retry(seeded: Seeded, tab: Tab) -> None:

@@ -175,6 +175,26 @@ def test_a_token_beyond_the_vocabulary_names_its_record(cli: Cli, tmp_path: Path
     assert (job["records_bad"], job["records_done"]) == (1, 6)
 
 
+def test_a_failed_job_says_what_was_wrong_with_its_records(cli: Cli, tmp_path: Path) -> None:
+    """Kinds, counts and the first place, though it published no file of errors; and so does a job that succeeded."""
+    spec = scored(cli, tmp_path, "import torch\ndef make():\n    return torch.nn.Linear(3, 2)\n")
+    x = np.ones((40, 3), dtype=np.float32)
+    x[[5, 6, 30]] = np.nan
+    np.save(tmp_path / "holes.npy", x)
+    place = f"{tmp_path}/holes.npy: record 5"
+    for threshold, code, state in ((0.0, 100, "failed"), (0.5, 0, "succeeded")):
+        told = ["input.source=holes.npy", f"run.error_threshold={threshold}", "output.if_exists=replace"]
+        assert cli("run", spec, "--allow-python", tmp_path, "--quiet", *told).code == code
+        row = cli("ls", "--json").json[0]
+        shown = cli("show", row["id"], "--json").json
+        (kind,) = shown["bad_kinds"]
+        assert (shown["state"], kind["first"], kind["count"]) == (state, place, shown["records_bad"])
+        assert "NaN" in kind["reason"]
+        assert shown["attempts"][-1]["bad_kinds"] == [kind]
+        assert f"{kind['reason']}; first: {place}" in cli("show", row["id"]).out
+    assert kind["count"] == 3
+
+
 def test_a_training_names_the_record_out_of_range(cli: Cli, tmp_path: Path) -> None:
     """A token in the input, a label in the input, a label in the validation: each with its record and its bounds."""
     spec = scored(cli, tmp_path, TOKENS)

@@ -1,4 +1,4 @@
-"""What the dashboard reads of trainings, bad records, timers and workers, as they are on the disk."""
+"""What the dashboard reads of trainings, timers and workers, as they are on the disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from sqlalchemy import event, text
 
 from nimble_jobs import cron
 from nimble_jobs.dashboard.reads import curves
-from nimble_jobs.dashboard.reads.errors import by_kind
 from nimble_jobs.dashboard.reads.log import read_part
 from nimble_jobs.dashboard.reads.places import file_of
 from nimble_jobs.data.hidden import staging_root
@@ -87,19 +86,6 @@ def test_no_curves(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert curves.points(tmp_path / "pipe", []) == []
     assert read_part(tmp_path / "pipe", None, 1024).text == ""
-
-
-def test_bad_records_by_kind(tmp_path: Path) -> None:
-    """Numbers, paths and quoted words do not make kinds; the most frequent comes first, with an example."""
-    path = tmp_path / "errors.jsonl"
-    rows = [{"index": i, "id": f"image-{i}.png", "reason": f"cannot decode '{i}' at byte {i * 7}"} for i in range(5)]
-    rows.append({"index": 9, "id": "<b>", "reason": "is empty"})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + "half a li")
-    found = by_kind(path)
-    assert found["looked_at"] == 6
-    assert [(kind["count"], kind["example"]) for kind in found["kinds"]] == [(5, "image-0.png"), (1, "<b>")]
-    assert found["kinds"][0]["error"] == "cannot decode '0' at byte 0"
-    assert by_kind(None)["kinds"] == []
 
 
 def test_files_of_a_job(store: Store, tmp_path: Path) -> None:

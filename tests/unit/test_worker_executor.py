@@ -17,8 +17,8 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs import spec as specs
 from nimble_jobs.data import Staging
-from nimble_jobs.errors import DeviceFault, FencedOut, OutOfMemory, UsageError
-from nimble_jobs.job import Job, JobState
+from nimble_jobs.errors import DataError, DeviceFault, FencedOut, OutOfMemory, UsageError
+from nimble_jobs.job import BadKind, Job, JobState
 from nimble_jobs.spec.model import OutputSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.database import Database
@@ -26,7 +26,7 @@ from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import Run, Station, execute, real_station
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.worker.residency import Residents
-from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from tests.store_samples import queued
 
 Claim = Callable[..., Job]
@@ -98,6 +98,22 @@ def raising(error: BaseException) -> Run:
         raise error
 
     return run
+
+
+@pytest.mark.parametrize("error", [DataError("too many are bad"), Stopped(), DeviceFault("gone")])
+def test_the_last_report_goes_with_any_end(store: Store, job: Job, error: BaseException) -> None:
+    """What was reported just before an attempt failed or stopped is kept."""
+    kinds = (BadKind(reason="is null", count=3, first="x.csv:7"),)
+
+    def run(context: JobContext) -> Outcome:
+        context.report(done=7, bad=3, bad_kinds=kinds)
+        raise error
+
+    execute(job, station(store, run), wish=lambda: Stop.DRAIN)
+    found = store.jobs.get(job.id)
+    assert found.state is not JobState.RUNNING
+    assert (found.records_done, found.records_bad) == (7, 3)
+    assert store.jobs.attempts(job.id)[0].bad_kinds == kinds
 
 
 def test_context(store: Store, job: Job) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nimble_jobs.errors import FencedOut, StoreError
-from nimble_jobs.job import Job
+from nimble_jobs.job import BadKind, Job
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.pulse import Pulse
@@ -55,6 +55,24 @@ def test_flush_writes_the_last_values(store: Store, job: Job) -> None:
         found = store.jobs.get(job.id)
     assert (found.records_done, found.records_bad) == (3, 1)
     assert (found.schedule, found.timings) == ({"hit": "miss"}, {"build_s": 2.0})
+
+
+def test_bad_records_by_kind_stay_with_their_attempt(store: Store, job: Job) -> None:
+    """The newest ones, also after reports without any, and after the attempt has failed."""
+    kinds = [BadKind(reason="is null", count=2, first="x.csv:7"), BadKind(reason="\udc80", count=1, first="x.csv:9")]
+    with Pulse(store.jobs, job, interval_s=60) as pulse:
+        pulse.report(bad=1, bad_kinds=[BadKind(reason="is null", count=1, first="x.csv:7")])
+        pulse.flush()
+        pulse.report(bad=3, bad_kinds=kinds)
+        pulse.report(done=9)
+        pulse.flush_soon()
+        store.jobs.fail(job.id, job.attempt, error="too many", retry=False, now=3.0)
+        pulse.report(bad=4, bad_kinds=kinds[:1])
+        with pytest.raises(FencedOut):
+            pulse.flush()
+    (attempt,) = store.jobs.attempts(job.id)
+    assert attempt.bad_kinds == (kinds[0], replace(kinds[1], reason="\\udc80"))
+    assert store.jobs.get(job.id).records_bad == 3
 
 
 def test_publish_goes_with_the_next_transaction(store: Store, job: Job) -> None:

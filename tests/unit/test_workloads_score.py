@@ -31,6 +31,7 @@ from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import execute, real_station
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads import score
+from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.cuts import cut
 from nimble_jobs.workloads.parts import Lane
@@ -89,7 +90,8 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
     with open_reader(InputSpec(source=str(tmp_path / "x.npy"), format="npy")) as reader:
         stages = Stages(context, alone=False)
         bounds = cut([(0, 16)], frozenset(), prepared.loaded.request.batch_size)
-        feed = RecordFeed(reader, prepared.loaded, bounds, stages, run=spec.run, limits=Limits())
+        bad = BadRecords(spec.run, 16, place=reader.place, report=context.report)
+        feed = RecordFeed(reader, prepared.loaded, bounds, stages, bad=bad, limits=Limits())
         lanes = [Lane(prepared=prepared)]
         scoring = Scoring(context, staging, feed, lanes, shards=[(0, 16)], tally=tally, stages=stages)  # type: ignore[arg-type]
         if fails:
@@ -97,7 +99,7 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
                 scoring.run()
         else:
             summary = scoring.run()
-            assert (len(staging.columns["id"]), len(staging.bad), tally.done, tally.bad) == (12, 4, 16, 4)
+            assert (len(staging.columns["id"]), len(staging.bad), tally.done, bad.count) == (12, 4, 16, 4)
             assert [stage["name"] for stage in summary["stages"]] == ["read and decode", "replay", "columns", "shards"]
 
 

@@ -21,8 +21,8 @@ export class Job {
   }
 
   async load() {
-    const [{ job, spec_yaml: spec, words }, errors] = await Promise.all([get(at("jobs", this.id)), get(at("jobs", this.id, "errors"))]);
-    Object.assign(this, { job, specText: spec, bottleneck: words.stages.at(-1)?.[1], errors, title: job.name });
+    const { job, spec_yaml: spec, words } = await get(at("jobs", this.id));
+    Object.assign(this, { job, specText: spec, bottleneck: words.stages.at(-1)?.[1], title: job.name });
     await Promise.all([this.loadEvents(), this.log.load(job.id), this.loadCurves(), this.loadSchedule()]);
   }
 
@@ -105,14 +105,14 @@ export class Job {
   }
 
   failures() {
-    const kinds = this.errors.kinds ?? [];
+    const kinds = this.job.bad_kinds;
     if (!kinds.length) return null;
     const columns = [
       { title: "Records", number: true, cell: (kind) => whole(kind.count), label: "Records" },
-      { title: "What was wrong", wide: true, cell: (kind) => said(kind.error) },
-      { title: "Such as", wide: true, cell: (kind) => said(kind.example ?? "") },
+      { title: "What was wrong", wide: true, cell: (kind) => said(kind.reason) },
+      { title: "First", wide: true, cell: (kind) => said(kind.first), label: "First" },
     ];
-    return h("section", { class: "sheet", data: { key: "errors" } }, h("h2", {}, "Bad records"), table(columns, kinds, { caption: "Bad records by what was wrong", key: (kind) => kind.error }));
+    return h("section", { class: "sheet", data: { key: "errors" } }, h("h2", {}, "Bad records"), table(columns, kinds, { caption: "Bad records by what was wrong", key: (kind) => kind.reason }));
   }
 
   history() {

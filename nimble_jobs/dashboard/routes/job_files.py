@@ -6,9 +6,6 @@ GET /api/jobs/{id}/log?offset=&limit=
 GET /api/jobs/{id}/curves
     {"points": [{"step", "loss", "accuracy", "lr", ..., "val_loss", ...}]}: at most some hundred points a series; also
     while the training runs.
-GET /api/jobs/{id}/errors
-    {"kinds": [{"error", "count", "example"}], "looked_at", "whole"}: bad records by what was wrong, once the job has
-    published its output.
 GET /api/jobs/{id}/timeline.svg
     The drawing of `explain --timeline`, from the stored schedule. 404 if the job has none, or it was removed.
 """
@@ -23,11 +20,9 @@ from starlette.responses import Response
 from nimble_jobs.dashboard.desk import Desk
 from nimble_jobs.dashboard.query import Query
 from nimble_jobs.dashboard.reads import curves as training
-from nimble_jobs.dashboard.reads import errors as bad
 from nimble_jobs.dashboard.reads.log import read_part
 from nimble_jobs.dashboard.reads.places import file_of
 from nimble_jobs.dashboard.routing import get
-from nimble_jobs.data.staging import ERRORS
 from nimble_jobs.draw import to_svg
 from nimble_jobs.errors import NotFound
 from nimble_jobs.views.schedules import look
@@ -52,11 +47,6 @@ def curves(desk: Desk, query: Query, now: float) -> dict[str, Any]:
     return {"points": training.points(file_of(desk.store, job, METRICS), epochs)}
 
 
-def errors(desk: Desk, query: Query, now: float) -> dict[str, Any]:
-    job = desk.store.jobs.get(query.job())
-    return bad.by_kind(file_of(desk.store, job, ERRORS) if job.records_bad else None)
-
-
 def timeline(desk: Desk, query: Query, now: float) -> Response:
     job = desk.store.jobs.get(query.job())
     key = job.schedule.get("key")
@@ -73,6 +63,5 @@ def timeline(desk: Desk, query: Query, now: float) -> Response:
 ROUTES = (
     get("/api/jobs/{id}/log", log),
     get("/api/jobs/{id}/curves", curves),
-    get("/api/jobs/{id}/errors", errors),
     get("/api/jobs/{id}/timeline.svg", timeline),
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table
 
-NEWEST = "0014"
+NEWEST = "0015"
 
 VERSION = Table(  # as Alembic makes it
     "alembic_version",

@@ -22,14 +22,13 @@ from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.packing import Layout
 from nimble_jobs.pipeline import ahead, mapped
 from nimble_jobs.planner import Loaded
-from nimble_jobs.spec import RunSpec
+from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.cuts import Bounds
 from nimble_jobs.workloads.parts import Part
 from nimble_jobs.workloads.record_feed import UPLOADED, upload
 from nimble_jobs.workloads.stages import Stages
 from nimble_jobs.workloads.text.setup import TextSetup
 from nimble_jobs.workloads.text.windows import Span, plan
-from nimble_jobs.workloads.threshold import enforce_threshold
 
 _PIECE = 256  # records that a thread tokenizes at a time
 _WINDOWS = 1  # windows that wait to be cut into batches
@@ -56,7 +55,6 @@ class Manner:
 
     pads: bool  # whether short batches are padded
     threads: int  # that tokenize
-    bad_before: int = 0  # bad records in shards that earlier attempts finished
 
 
 @dataclass(kw_only=True)
@@ -111,15 +109,15 @@ class TextFeed:
         windows: Sequence[Span],
         stages: Stages,
         *,
-        run: RunSpec,
+        bad: BadRecords,
         manner: Manner,
     ) -> None:
         self.total = reader.total
         self.last = windows[-1].last if windows else -1
         self.counts = Counts(by_bucket=[0] * len(buckets))
         self._reader, self._setup, self._spans, self._buckets = reader, setup, windows, buckets
-        self._lanes, self._stages, self._run = lanes, stages, run
-        self._pads, self._threads, self._bad_before = manner.pads, manner.threads, manner.bad_before
+        self._lanes, self._stages, self.bad = lanes, stages, bad
+        self._pads, self._threads = manner.pads, manner.threads
         stages.tokenise.workers = manner.threads
         self._left = sum(span.stop - span.start for span in windows)
         self._buffers: Buffers | None = None
@@ -183,13 +181,10 @@ class TextFeed:
     def _parts(self, windows: Iterator[_Window]) -> Generator[Part]:
         """Batches of each window, each bucket's together. Raises DataError for too many bad records."""
         lengths, rows = [b.length for b in self._buckets], [b.rows for b in self._buckets]
-        known: list[BadRecord] = []
         with closing(windows):  # type: ignore[type-var]  # a generator
             for window in windows:
                 bad = tuple(self._reader.bad_record(index, why) for index, why in sorted(window.bad.items()))
-                known.extend(bad)
-                if bad:
-                    enforce_threshold(self._run, self._bad_before + len(known), self.total, known)
+                self.bad.add(bad)
                 planned = plan(window.lengths, lengths, rows, pads=self._pads, descending=window.number % 2 == 1)
                 starts = np.cumsum(window.lengths) - window.lengths
                 span = self._spans[window.number]

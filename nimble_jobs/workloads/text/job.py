@@ -14,6 +14,7 @@ from nimble_jobs.engine.device import separate_memory
 from nimble_jobs.pipeline import usable_cores
 from nimble_jobs.planner import Request, key_parts, schedule_key
 from nimble_jobs.store import Store
+from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.context import JobContext
 from nimble_jobs.workloads.parts import Lane
 from nimble_jobs.workloads.stages import Stages
@@ -97,6 +98,7 @@ def feed_of(
     lanes: Sequence[Lane],
     shards: list[tuple[int, int]],
     *,
+    bad: BadRecords,
     device: torch.device,
 ) -> tuple[TextFeed, Stages]:
     """What brings the texts to the lanes, and the meters."""
@@ -115,8 +117,8 @@ def feed_of(
         loaded,
         windows,
         stages,
-        run=context.spec.run,
-        manner=Manner(pads=pads, threads=threads, bad_before=len(staging.bad)),
+        bad=bad,
+        manner=Manner(pads=pads, threads=threads),
     )
     return feed, stages
 

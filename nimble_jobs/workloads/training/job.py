@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.data import BadRecord
 from nimble_jobs.data.files import link_or_copy
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import CheckpointGone, Damaged, JobFailed, OutOfMemory
@@ -27,6 +26,7 @@ from nimble_jobs.planner.step.build import TrainingStep
 from nimble_jobs.planner.step.prepare import PreparedStep
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
+from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.score import already_published, tell_unchecked, tell_weights
 from nimble_jobs.workloads.training.batches.bucketed import TextBatches, TextEpochs
@@ -239,7 +239,7 @@ def _train(
             journal=journal,
             keeper=keeper,
         )
-        stop = Loop(plan, stages, progress, context.stop).run()
+        stop = Loop(plan, stages, progress, context.stop, _bad_records(session, progress)).run()
     run_s, steps = time.perf_counter() - start, len(journal.steps) - earlier
     return stop, {
         "load_s": ready.load_s,
@@ -250,6 +250,12 @@ def _train(
         "records_per_s": int(journal.steps.column("records")[earlier:].sum()) / run_s,
         **batches.meters.summary(),
     }
+
+
+def _bad_records(session: Session, progress: Progress) -> BadRecords:
+    """Those that earlier attempts found, each counted once."""
+    reader, report, before = session.data.reader, session.context.report, progress.bad_in_order()
+    return BadRecords(session.spec.run, reader.total, place=reader.place, report=report, before=before)
 
 
 def _batches(plan: Plan, device: torch.device, ready: Setup, *, epoch: int, batch: int) -> Batches | TextBatches:
@@ -296,9 +302,7 @@ def _publish(session: Session, ready: Setup, progress: Progress, steps: Steps, f
             "no-curves", f"{CURVES} is left out: matplotlib is not installed; pip install 'nimble-jobs[plots]'", {}
         )
     if progress.bad_records:
-        bad = [BadRecord(index=int(i), id=name, reason=why) for i, (name, why) in progress.bad_records.items()]
-        bad.sort(key=lambda record: record.index)
-        through(lambda: staging.write_shard(0, {}, bad, last=True))
+        through(lambda: staging.write_shard(0, {}, progress.bad_in_order(), last=True))
     summary = {"steps": progress.step, "metrics": progress.epochs[-1], "best": progress.best}
     if session.data.decode is not None:
         summary["decode"] = session.data.decode.to_json()

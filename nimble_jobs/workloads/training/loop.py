@@ -9,8 +9,8 @@ from typing import Any
 from nimble_jobs.errors import DataError, JobFailed, NimbleError
 from nimble_jobs.planner.step.build import TrainingStep
 from nimble_jobs.spec import JobSpec, RunSpec, TrainSpec
+from nimble_jobs.workloads.bad_records import BadRecords, enforce_threshold
 from nimble_jobs.workloads.context import Stop
-from nimble_jobs.workloads.threshold import enforce_threshold
 from nimble_jobs.workloads.training.batches.bucketed import TextBatches, TextEpochs
 from nimble_jobs.workloads.training.batches.epochs import AT_LEAST, Batches, Epochs
 from nimble_jobs.workloads.training.batches.feed import DeviceBatch
@@ -58,10 +58,14 @@ class Stages:
 class Loop:
     """Runs a training from where `progress` says, and updates `progress`."""
 
-    def __init__(self, plan: Plan, stages: Stages, progress: Progress, stop: Callable[[], Stop]) -> None:
-        """`stop` is asked after each step and epoch, and before each batch of a validation."""
+    def __init__(
+        self, plan: Plan, stages: Stages, progress: Progress, stop: Callable[[], Stop], bad: BadRecords
+    ) -> None:
+        """`stop` is asked after each step and epoch, and before each batch of a validation. `bad` counts each bad
+        record once, in whichever epoch it is met first.
+        """
         self.plan, self.stages, self.progress = plan, stages, progress
-        self._stop = stop
+        self._stop, self._bad = stop, bad
 
     def run(self) -> Stop:
         """Train to the end (GO), or until the worker wants it to stop; then a checkpoint is taken first.
@@ -107,6 +111,7 @@ class Loop:
         lr = self.plan.rate(progress.step)
         self.stages.step.run(batch.x, batch.y, lr, last)
         if bad:
+            self._bad.note([record for record in bad if str(record.index) not in progress.bad_records])
             progress.bad += len(bad)
             progress.bad_records |= {str(record.index): [record.id, record.reason] for record in bad}
             enforce_threshold(self.plan.run, progress.bad, self.plan.epochs.sampler.total, bad)
@@ -142,7 +147,6 @@ class Loop:
             progress.epoch,
             total=self.plan.rate.steps,
             done=(progress.epoch - 1) * self.plan.epochs.sampler.records + records,
-            bad=progress.bad,
             more=self.stages.batches.meters.summary,
         )
 

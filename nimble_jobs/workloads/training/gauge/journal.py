@@ -56,7 +56,7 @@ class Journal:
     ) -> None:
         """`steps` holds what earlier attempts measured. `classes` says that accuracy is measured.
 
-        `report(done=, bad=, timings=)` and `event` tell the job.
+        `report(done=, timings=)` and `event` tell the job.
         """
         self.steps = steps
         self._path = path
@@ -111,10 +111,10 @@ class Journal:
             return {}
         return {"loss": loss, "accuracy": accuracy} if self._classes else {"loss": loss}
 
-    def tell(self, epoch: int, *, total: int, done: int, bad: int, more: Callable[[], dict[str, Any]] = dict) -> None:
+    def tell(self, epoch: int, *, total: int, done: int, more: Callable[[], dict[str, Any]] = dict) -> None:
         """Report the progress of an epoch, a few times a second.
 
-        `total` counts steps; `done` and `bad` count records; `more` adds to the timings.
+        `total` counts steps, `done` records; `more` adds to the timings.
         """
         now = time.perf_counter()
         if now - self._told_at < _TELL_S:
@@ -126,7 +126,7 @@ class Journal:
         timings: dict[str, Any] = {"step": steps, "steps": total, "steps_per_s": rate, **more()}
         if rate > 0:
             timings["remaining_s"] = (total - steps) / rate
-        self._report(done=done, bad=bad, timings={**timings, **self.means(epoch)})
+        self._report(done=done, timings={**timings, **self.means(epoch)})
 
     def finish(self) -> list[str]:
         """Write the rest, and return the names of the files beside metrics.jsonl.

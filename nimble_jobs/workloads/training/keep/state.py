@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nimble_jobs.data import BadRecord
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.errors import ModelError
@@ -37,6 +38,11 @@ class Progress:
     best: dict[str, Any] | None = None  # step, epoch, metric and value of the best epoch
     goal: float | None = None  # best value that early stopping has seen
     waited: int = 0  # measurements since then
+
+    def bad_in_order(self) -> list[BadRecord]:
+        """The bad records of all epochs, by their position."""
+        bad = [BadRecord(index=int(i), id=name, reason=why) for i, (name, why) in self.bad_records.items()]
+        return sorted(bad, key=lambda record: record.index)
 
     def note(
         self, metrics: dict[str, Any], checkpoint: CheckpointSpec | None, stopping: EarlyStoppingSpec | None

@@ -19,9 +19,9 @@ from nimble_jobs.errors import DataError, DeviceFault, EngineError
 from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.step.request import Loss
 from nimble_jobs.planner.step.validation import PreparedForward
+from nimble_jobs.workloads.bad_records import enforce_threshold
 from nimble_jobs.workloads.context import Event, Stop
 from nimble_jobs.workloads.heads import logits_of
-from nimble_jobs.workloads.threshold import enforce_threshold
 from nimble_jobs.workloads.training.batches.feed import DeviceBatch
 from nimble_jobs.workloads.training.step.f1 import F1
 from nimble_jobs.workloads.training.step.losses import takes_names

@@ -1,0 +1,86 @@
+"""The bad records of an attempt by what was wrong with them, and how many of them a job tolerates."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from nimble_jobs.data import BadRecord
+from nimble_jobs.errors import DataError
+from nimble_jobs.job import BadKind
+from nimble_jobs.spec import RunSpec
+
+KINDS = 50  # that are told apart
+_REST = f"something else: only {KINDS} kinds are told apart"
+_LONGEST = 500  # characters of a reason or a place
+_PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|(?:/[^\s:;,]+)+|\d+(?:\.\d+)?")
+
+
+class BadRecords:
+    """Counts bad records by kind as they become known, in any thread, and reports them to the job.
+
+    Reasons that differ only in numbers, quoted words and paths are one kind.
+    """
+
+    def __init__(
+        self,
+        run: RunSpec,
+        total: int,
+        *,
+        place: Callable[[int], str],
+        report: Callable[..., None],
+        before: Sequence[BadRecord] = (),
+    ) -> None:
+        """`total`: records of the input. `place` says where a record is, as `Reader.place` does. `report` takes `bad`
+        and `bad_kinds`. `before`: the bad records that earlier attempts found.
+        """
+        self.count = 0
+        self._run, self._total, self._place, self._report = run, total, place, report
+        self._counts: Counter[str] = Counter()  # by kind
+        self._firsts: dict[str, tuple[str, str]] = {}  # reason and place of the first record of each kind
+        self._lock = threading.Lock()
+        self.note(before)
+
+    def note(self, bad: Sequence[BadRecord]) -> None:
+        """Count these."""
+        if not bad:
+            return
+        with self._lock:
+            for record in bad:
+                self._count(record)
+            self._report(bad=self.count, bad_kinds=self.kinds())
+
+    def add(self, bad: Sequence[BadRecord], *, what: str = "records") -> None:
+        """Count these. Raises DataError if there are more by now than the job tolerates."""
+        self.note(bad)
+        if bad:
+            enforce_threshold(self._run, self.count, self._total, bad, what=what)
+
+    def kinds(self) -> tuple[BadKind, ...]:
+        """The most frequent first."""
+        return tuple(
+            BadKind(reason=self._firsts[kind][0], count=count, first=self._firsts[kind][1])
+            for kind, count in self._counts.most_common()
+        )
+
+    def _count(self, record: BadRecord) -> None:
+        self.count += 1
+        kind = _PARTICULAR.sub("…", record.reason[:_LONGEST])
+        if kind not in self._counts:
+            place, reason = self._place(record.index), record.reason
+            if len(self._counts) >= KINDS:
+                kind = reason = _REST
+            self._firsts.setdefault(kind, (reason.removeprefix(f"{place}: ")[:_LONGEST], place[-_LONGEST:]))
+        self._counts[kind] += 1
+
+
+def enforce_threshold(run: RunSpec, bad: int, total: int, seen: Sequence[BadRecord], *, what: str = "records") -> None:
+    """Raise DataError, naming the last bad record, if more than `run.error_threshold` of all records are bad."""
+    if run.error_threshold < 0 or bad <= run.error_threshold * total:
+        return
+    raise DataError(
+        f"{bad} of {total} {what} are bad, more than run.error_threshold {run.error_threshold:g} allows "
+        f"(raise it to leave out more bad records); the last one is {seen[-1].id}: {seen[-1].reason}"
+    )

@@ -1,0 +1,77 @@
+"""Bad records are counted by what was wrong with them, and enough of them end the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nimble_jobs.data import BadRecord
+from nimble_jobs.errors import DataError
+from nimble_jobs.job import BadKind
+from nimble_jobs.spec import RunSpec
+from nimble_jobs.workloads.bad_records import KINDS, BadRecords
+
+
+class Told:
+    """Takes reports."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+    def __call__(self, **values: Any) -> None:
+        self.values |= values
+
+
+def bad_records(told: Told, threshold: float = -1.0, before: tuple[BadRecord, ...] = ()) -> BadRecords:
+    run = RunSpec(error_threshold=threshold)
+    return BadRecords(run, 10, place=lambda index: f"/in/x.npy: record {index}", report=told, before=before)
+
+
+def record(index: int, reason: str) -> BadRecord:
+    return BadRecord(index=index, id=f"id-{index}", reason=reason)
+
+
+def test_kinds() -> None:
+    """Numbers, paths and quoted words do not make kinds. The most frequent comes first, with its first place."""
+    told = Told()
+    bad = bad_records(told)
+    bad.add([record(9, "is empty")])
+    bad.add([record(i, f"cannot decode '{i}' of /a/{i}.png at byte {i * 7}") for i in range(1, 6)])
+    assert told.values == {"bad": 6, "bad_kinds": bad.kinds()}
+    assert bad.kinds() == (
+        BadKind(reason="cannot decode '1' of /a/1.png at byte 7", count=5, first="/in/x.npy: record 1"),
+        BadKind(reason="is empty", count=1, first="/in/x.npy: record 9"),
+    )
+
+
+def test_a_reason_does_not_repeat_its_place() -> None:
+    """Readers put the place before some reasons."""
+    bad = bad_records(Told())
+    bad.add([record(3, "/in/x.npy: record 3: holds NaN")])
+    assert bad.kinds() == (BadKind(reason="holds NaN", count=1, first="/in/x.npy: record 3"),)
+
+
+def test_kinds_are_bounded() -> None:
+    """However many reasons there are, all records are counted, and texts are cut."""
+    bad = bad_records(Told())
+    words = [f"{chr(97 + i % 26)}{chr(97 + i // 26 % 26)}{chr(97 + i // 676)}" for i in range(3000)]
+    bad.add([record(i, f"{word} {'x' * 9000}") for i, word in enumerate(words)])
+    kinds = bad.kinds()
+    assert len(kinds) == KINDS + 1
+    assert sum(kind.count for kind in kinds) == 3000
+    assert (kinds[0].count, kinds[0].first) == (3000 - KINDS, f"/in/x.npy: record {KINDS}")
+    assert "only 50 kinds" in kinds[0].reason
+    assert max(len(kind.reason) for kind in kinds) <= 500
+
+
+def test_the_threshold_counts_earlier_attempts() -> None:
+    """What is one too many has been reported when the error is raised."""
+    told = Told()
+    bad = bad_records(told, 0.2, before=(record(0, "is empty"),))
+    assert told.values["bad"] == 1
+    bad.add([record(4, "is empty")])
+    with pytest.raises(DataError, match=r"^3 of 10 records are bad, .*; the last one is id-7: is null"):
+        bad.add([record(7, "is null")])
+    assert told.values["bad"] == 3
+    assert [(kind.reason, kind.count) for kind in told.values["bad_kinds"]] == [("is empty", 2), ("is null", 1)]
