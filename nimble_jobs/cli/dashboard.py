@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import webbrowser
+from threading import Thread
 from typing import Annotated
 
 import typer
@@ -59,7 +60,7 @@ def dashboard(
                 f"others can reach {host}, and the token crosses the network unencrypted: see docs/dashboard.md"
             )
         if open_page:
-            webbrowser.open(address)
+            Thread(target=webbrowser.open, args=(address,), name="browser", daemon=True).start()
 
     wish = serve.Wish(
         home=options.home(ctx),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Error, Page, expect
 
 from nimble_jobs.data.hidden import staging_root
 from nimble_jobs.job import BadKind, JobState
@@ -18,6 +18,7 @@ from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads.training.gauge.journal import METRICS
 from tests.browser.conftest import Dashboard, Tab, Tabs
 from tests.browser.seed import Seeded
+from tests.browser.tunnel import Tunnel
 from tests.store_samples import many_jobs
 
 # Collects the numbers of the events that the page was told.
@@ -176,6 +177,38 @@ def test_a_restart_misses_nothing(seeded: Seeded, tabs: Tabs, started: list[Dash
     for job in [first, *jobs]:
         seeded.store.jobs.cancel(job.id, time.time())
     tabs.errors.clear()  # the console notes that the server was away
+
+
+def test_a_tunnel_that_hangs(seeded: Seeded, tabs: Tabs, started: list[Dashboard], tmp_path: Path) -> None:
+    """Connections that look alive and bring nothing: the page says so after 40 s, and misses nothing later."""
+    with closing(Tunnel()) as tunnel:
+        started.append(
+            server := Dashboard(seeded.store.home, tmp_path / "log", "--allow-host", f"127.0.0.1:{tunnel.port}")
+        )
+        server.address = server.address.replace(f":{server.port}/", f":{tunnel.port}/")
+        tunnel.target, server.port = server.port, tunnel.port
+        tab = tabs.open(server)
+        tab.page.clock.install()
+        tab.page.reload()
+        page = tab.go("queue")
+        tunnel.die()
+        job = seeded.submit("while-it-hangs", priority=-9)
+        page.clock.fast_forward(35_000)
+        page.wait_for_selector('#connection[data-state="live"]')
+        page.clock.fast_forward(10_000)
+        page.wait_for_selector('#connection[data-state="reconnecting"]')
+        page.clock.fast_forward(41_000)
+        page.wait_for_selector('#connection[data-state="reconnecting"]')
+        tunnel.revive()
+        for _ in range(10):  # a browser may try other old connections first
+            page.clock.fast_forward(41_000)
+            with suppress(Error):
+                page.wait_for_selector('#connection[data-state="live"]', timeout=5000)
+                break
+        row(page, job.id).wait_for()
+        seeded.store.jobs.cancel(job.id, time.time())
+        row(page, job.id).locator('.badge:text("cancelled")').wait_for()
+    tabs.errors.clear()  # the console notes what did not arrive
 
 
 def test_a_hundred_thousand_jobs(tabs: Tabs, started: list[Dashboard], tmp_path: Path) -> None:

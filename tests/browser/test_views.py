@@ -75,14 +75,15 @@ def test_names_and_logs_are_text(seeded: Seeded, tab: Tab) -> None:
 
 
 def test_a_link_on_another_site(dashboard: Dashboard, tab: Tab) -> None:
-    """The cookie does not come along. A page says so, and its link opens the dashboard."""
+    """The cookie does not come along. A page says so, and its button opens the view that the link names."""
     page = tab.page
     page.wait_for_selector("tr[data-key]")
-    page.goto(f"data:text/html,<a href='http://127.0.0.1:{dashboard.port}/'>elsewhere</a>")
+    page.goto(f"data:text/html,<a href='http://127.0.0.1:{dashboard.port}/%23/timers/nightly'>elsewhere</a>")
     page.click("a")
     page.wait_for_selector('h1:text("Not signed in")')
-    page.click("a")
-    page.wait_for_selector("tr[data-key]")
+    page.click("button")
+    page.wait_for_selector('#main[data-route="#/timers/nightly"]')
+    page.wait_for_selector('h1:has-text("nightly")')
     tab.errors.clear()  # the console notes the 401
 
 

@@ -500,6 +500,23 @@ def test_slow_http_does_not_block(board: Dashboard) -> None:
             assert kept.getresponse().read()
 
 
+def test_a_browser_that_takes_long_to_open(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the address, and nobody waits for it: it may be one that runs until the user closes it."""
+    script, told = tmp_path / "browser", tmp_path / "told"
+    script.write_text(f'#!/bin/sh\nprintf %s "$1" >{told}\nwhile [ -e {told} ]; do sleep 0.1; done\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{script} %s")
+    try:
+        with Dashboard.started(home, "--open") as board:
+            while not told.exists() or not told.read_text().endswith(board.token):
+                time.sleep(0.01)
+            assert told.read_text() == f"http://{board.host}/?token={board.token}"
+            assert board.get("/api/overview")
+            assert board.stop() == 0
+    finally:
+        told.unlink(missing_ok=True)
+
+
 def test_behind_a_proxy(home: Path, store: Store) -> None:
     """A proxy passes on the name under which it is reached, and adds the token: its users read, and change nothing."""
     job = new_job(store, "behind-a-proxy")

@@ -205,6 +205,21 @@ def test_a_reader_that_does_not_keep_up_is_dropped_and_loses_nothing(
     assert in_two_parts == everything
 
 
+def test_a_stream_on_which_nothing_happens_beats(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an event that scripts can hear, without a number, so that the last number stays that of the last event."""
+    monkeypatch.setattr(hub_module, "HEARTBEAT_S", 0.01)
+
+    async def scenario() -> bytes:
+        hub = Hub(store)
+        async with hub.joined(None) as messages:
+            got = await asyncio.wait_for(_collected(messages, lambda got: got.count(b"event: beat") == 2), 60)
+        hub.close()
+        return got
+
+    beat = b"event: beat\ndata: {}\n\n"
+    assert asyncio.run(scenario()).endswith(b"\n\n" + beat + beat)
+
+
 def test_a_client_that_takes_nothing_is_cut_off(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """If its buffers stay full, the connection is closed with all that waits for it."""
     monkeypatch.setattr(response, "SEND_S", 0.05)

@@ -83,7 +83,9 @@ def _with_headers(message: Message, path: str) -> Message:
     """The start of a response with the headers that all have. CORS headers never are among them."""
     given = [(name.lower(), value) for name, value in message.get("headers", ())]
     drawing = (b"content-type", b"image/svg+xml") in given and path.startswith("/api/")
-    ours = [(name.encode(), value.encode()) for name, value in security_headers(path, drawing=drawing)]
+    stranger = message["status"] == 401 and path == "/"
+    secure = security_headers(path, drawing=drawing, stranger=stranger)
+    ours = [(name.encode(), value.encode()) for name, value in secure]
     names = {name for name, _ in ours}
     return {**message, "headers": [*(pair for pair in given if pair[0] not in names), *ours]}
 

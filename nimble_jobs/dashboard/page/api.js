@@ -1,5 +1,7 @@
 // Requests to the server. Every refusal becomes an error in the server's own words.
 
+const ANSWER_MS = 30_000; // a browser keeps few connections; questions that hang would leave none to reconnect with
+
 let csrf = null;
 
 export class Refused extends Error {
@@ -16,7 +18,7 @@ export function useToken(token) {
 async function answerOf(path, options) {
   let response;
   try {
-    response = await fetch(path, { credentials: "same-origin", headers: { Accept: "application/json" }, ...options });
+    response = await fetch(path, { credentials: "same-origin", headers: { Accept: "application/json" }, signal: AbortSignal.timeout(ANSWER_MS), ...options });
   } catch {
     throw new Refused("the dashboard does not answer; start it again with: nimble-jobs dashboard", 0);
   }

@@ -19,7 +19,7 @@ from nimble_jobs.store import Store
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.25
-HEARTBEAT_S = 15.0  # a stream on which nothing happens says so this often
+HEARTBEAT_S = 15.0  # a stream on which nothing happens says so this often; stream.js waits for some of them
 _TROUBLE_S = 5.0  # between two tries while the store cannot be read
 _WAITING = 1000  # messages that wait for a slow reader before it is dropped
 STREAMS = 1000  # open at once
@@ -132,7 +132,7 @@ class Hub:
             try:
                 message = await asyncio.wait_for(reader.inbox.get(), HEARTBEAT_S)
             except TimeoutError:
-                yield messages.BEAT
+                yield messages.beat()
                 continue
             if message.number is None or message.number > position or message.resets:
                 position = position if message.number is None else message.number

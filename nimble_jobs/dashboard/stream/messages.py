@@ -5,10 +5,11 @@ event       id; {"seq", "at", "job", "attempt", "kind", "message", "data"}: one 
 progress    {"jobs": [{...}], "counts": {...}}: all running jobs, as `views.jobs.progress_row` has them, and the number
             of jobs by state. At most once a second, and only if anything in it changed. Not numbered, so a page that
             comes back gets the newest one only.
+beat        {}: nothing has happened. A page that hears nothing for some such times has lost the server, though its
+            connection may look alive. Not numbered.
 reset       id; {"last_seq"}: events are missing, because they were pruned or the database is another one: read it anew.
 
 The `id` is the event's number, `seq`. A browser that comes back sends the last one as `Last-Event-ID`.
-Lines that begin with a colon are sent when nothing happens, so that a lost connection is noticed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from nimble_jobs.job import Event
 from nimble_jobs.store.records import dump
 from nimble_jobs.views.jobs import event_json
 
-BEAT = b": beat\n\n"
 RETRY_MS = 2000  # after this time a page that lost the stream asks again
 
 
@@ -39,6 +39,10 @@ def happened(event: Event) -> bytes:
 
 def progress(jobs: Sequence[Mapping[str, Any]], counts: Mapping[str, int]) -> bytes:
     return _message("progress", {"jobs": list(jobs), "counts": dict(counts)})
+
+
+def beat() -> bytes:
+    return _message("beat", {})
 
 
 def _message(name: str, value: object, *, number: int | None = None) -> bytes:
