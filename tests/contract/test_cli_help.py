@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from nimble_jobs import __version__
+from nimble_jobs.cli import main
 from tests.cli import Cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,3 +80,26 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str], args: lis
 def test_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--version` prints the version."""
     assert Cli(tmp_path, capsys)("--version").out == f"nimble-jobs {__version__}\n"
+
+
+def _leaves(command: Any, *path: str) -> Iterator[str]:
+    commands = getattr(command, "commands", None)
+    if commands is None:
+        yield " ".join(path)
+    for name, each in (commands or {}).items():
+        yield from _leaves(each, *path, name)
+
+
+def test_the_readme_lists_every_command() -> None:
+    """Each command is in its table, once, and nothing else is. After `cache ls` in a row, `show` is `cache show`."""
+    commands = list(_leaves(typer.main.get_command(main.app)))
+    table = (ROOT / "README.md").read_text().split("| command | what it does |\n|---|---|\n")[1].split("\n\n")[0]
+    named = []
+    for row in table.splitlines():
+        group = ""
+        for span in re.findall("`(.*?)`", row.split(" | ")[0]):
+            words = " ".join(itertools.takewhile(re.compile("[a-z]+$").match, span.split()))
+            named.append(f"{group} {words}" if f"{group} {words}" in commands else words)
+            group = group or words.partition(" ")[0]
+    assert sorted({*named}) == sorted(commands)
+    assert [name for name in {*named} if named.count(name) > 1] == ["submit"]
