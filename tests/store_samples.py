@@ -39,6 +39,12 @@ def folder_in_memory() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
 
 
+def add_events(store: Store, count: int, message: str = "happened") -> None:
+    """Events in one transaction."""
+    rows = [{"at": 1.0, "job": None, "attempt": None, "kind": "k", "message": message, "data": "{}"}] * count
+    store.jobs._db.write(lambda session: session.execute(insert(EventRow), rows))
+
+
 def many_jobs(store: Store, count: int, *, now: float) -> list[str]:
     """Jobs, one a second, in one transaction: of ten one failed, three wait, six succeeded. Returns their ids."""
     text = dump(

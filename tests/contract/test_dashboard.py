@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.logs import job_log_path
 from tests.cli import Cli
 from tests.dashboards import Dashboard
-from tests.store_samples import PARTS, a_schedule, key_of, many_jobs
+from tests.store_samples import PARTS, a_schedule, add_events, folder_in_memory, key_of, many_jobs
 
 NASTY = "<script>alert(1)</script> \x1b[2J &quot; \u202e evil \u2028 \x00 \udc80 'é"
 WORKER = {"role": "worker", "device": "cpu", "status": "ready"}
@@ -395,6 +396,38 @@ def test_five_hundred_streams(home: Path, store: Store) -> None:
             assert found == [*jobs, *jobs]
         assert board.get("/api/overview")["counts"]["running"] >= 5
         assert board.stop() == 0
+
+
+def test_readers_that_read_nothing() -> None:
+    """Streams whose clients sleep cost a bounded part of what they were to get, and are closed; claims go on."""
+    rounds, size = 60, 16_000
+    with folder_in_memory() as folder, open_store(resolve(folder)) as store, ExitStack() as opened:
+        board = opened.enter_context(Dashboard.started(store.home))
+        server = psutil.Process(board.process.pid)
+        lease = opened.enter_context(store.workers.hold(WORKER))
+        asleep = set()
+        for _ in range(5):
+            client = opened.enter_context(socket.create_connection(("127.0.0.1", board.port)))
+            client.sendall(f"GET /api/stream HTTP/1.1\r\nHost: {board.host}\r\nCookie: {board.cookie}\r\n\r\n".encode())
+            assert client.recv(12) == b"HTTP/1.1 200"
+            asleep.add(client.getsockname())
+        awake = opened.enter_context(board.stream())
+        assert next(iter(awake)).name == "hello"
+        before = server.memory_info().rss
+        for i in range(rounds):
+            add_events(store, 100, "x" * size)
+            job = new_job(store, f"round-{i}")
+            claimed = store.jobs.claim(lease.id, device="cpu", now=time.time())
+            assert claimed is not None
+            assert claimed.id == job
+            kinds = [message.data["kind"] for message in awake.events(102)]
+            assert kinds == ["k"] * 100 + ["submitted", "claimed"]
+        assert server.memory_info().rss - before < rounds * 100 * size / 2
+        while {tuple(connection.raddr) for connection in server.net_connections() if connection.raddr} & asleep:
+            assert board.get("/api/overview")["counts"]["running"] == rounds
+            time.sleep(0.2)
+        add_events(store, 1)
+        assert awake.events(1)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])

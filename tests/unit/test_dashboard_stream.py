@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, insert
+from sqlalchemy import event
 
 from nimble_jobs.dashboard.stream import hub as hub_module
 from nimble_jobs.dashboard.stream import response
@@ -20,19 +20,13 @@ from nimble_jobs.dashboard.stream.response import StreamResponse
 from nimble_jobs.errors import StoreTrouble
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from nimble_jobs.store.tables import EventRow
+from tests.store_samples import add_events
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with open_store(resolve(str(tmp_path / "home"))) as opened:
         yield opened
-
-
-def add_events(store: Store, count: int, message: str = "happened") -> None:
-    """Events in one transaction."""
-    rows = [{"at": 1.0, "job": None, "attempt": None, "kind": "k", "message": message, "data": "{}"}] * count
-    store.jobs._db.write(lambda session: session.execute(insert(EventRow), rows))
 
 
 def numbers_in(data: bytes) -> list[int]:
