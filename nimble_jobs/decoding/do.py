@@ -13,7 +13,7 @@ from typing import BinaryIO, TypeVar
 
 import numpy as np
 
-from nimble_jobs.decoding import jpeg
+from nimble_jobs.decoding import jpeg, jpeg_scan
 from nimble_jobs.decoding.picture import Undecodable, pixels
 from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.decoding.work import BAD, CHANGED, GOOD, VANISHED, Answer, Row, Work, signed
@@ -112,14 +112,18 @@ def _now(listed: _File) -> int:
 def left_encoded(data: bytes | bytearray | memoryview, recipe: Recipe) -> Row | None:
     """The row of a JPEG that is left for a device to decode; None if it must be decoded here.
 
-    A device decodes baseline JPEGs in batches. It decodes others one by one, with much work for a core of the host.
+    A device decodes baseline JPEGs in batches. It decodes others one by one, with much work for a core of the host. Nor
+    does it get JPEGs that are visibly damaged: its engines could hang.
     """
     header = jpeg.parse(data)
     if header is None or not header.plain or header.kind != jpeg.BASELINE:
         return None
     if not recipe.fits(header.height, header.width):
         return None
-    return Row(status=GOOD, length=len(data), height=header.height, width=header.width, decoded=False)
+    end = jpeg_scan.end_of(memoryview(data).cast("B"), header)
+    if end is None:
+        return None
+    return Row(status=GOOD, length=end, height=header.height, width=header.width, decoded=False)
 
 
 def _pixels(file: BinaryIO, spot: _Spot) -> Row:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 _SOI: Final = b"\xff\xd8"
 _EOI: Final = b"\xff\xd9"
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF markers; these three are tables and reserved
 _ALONE: Final = frozenset((0x01, *range(0xD0, 0xD8)))  # markers without a segment: TEM, RST0 to RST7
 _SOS, _END, _APP1, _APP14, _DNL = 0xDA, 0xD9, 0xE1, 0xEE, 0xDC
+DHT, DQT, DRI = 0xC4, 0xDB, 0xDD  # segments with tables, and with the interval of restart markers
 _ORIENTATION: Final = 0x0112  # EXIF tag
 UNSURE: Final = 0  # an orientation that this parser cannot read
 
@@ -35,6 +36,9 @@ class Jpeg:
     adobe: int | None  # colour transform in Adobe's segment: 0 none, 1 YCbCr, 2 YCCK; None: no such segment
     jfif: bool
     complete: bool  # the file ends with EOI
+    quantizers: frozenset[int]  # numbers of the quantization tables of the components
+    tables: tuple[tuple[int, bytes], ...]  # low byte of the marker and contents of DHT, DQT and DRI segments
+    scan: int | None  # offset of the marker of the first scan, if only segments come before
 
     @property
     def plain(self) -> bool:
@@ -64,9 +68,10 @@ def parse(data: bytes | bytearray | memoryview) -> Jpeg | None:
     view = memoryview(data).cast("B")  # bytes of a table come signed
     if bytes(view[:2]) != _SOI:
         return None
-    frame: tuple[int, int, int, int, tuple[tuple[int, int, int], ...]] | None = None
+    frame: _Frame | None = None
     orientation, adobe, jfif = 1, None, False
-    for marker, body in _segments(view):
+    segments, scan = _segments(view)
+    for marker, body in segments:
         if marker in _FRAMES:
             if frame is not None or (frame := _frame(marker, body)) is None:
                 return None
@@ -81,13 +86,16 @@ def parse(data: bytes | bytearray | memoryview) -> Jpeg | None:
             return None  # the height comes later
     if frame is None:
         return None
-    kind, precision, height, width, components = frame
+    kind, precision, height, width, components, quantizers = frame
     return Jpeg(
         kind=kind,
         precision=precision,
         height=height,
         width=width,
         components=components,
+        quantizers=quantizers,
+        tables=tuple((marker, bytes(body)) for marker, body in segments if marker in (DHT, DQT, DRI)),
+        scan=scan,
         orientation=orientation,
         adobe=adobe,
         jfif=jfif,
@@ -95,33 +103,41 @@ def parse(data: bytes | bytearray | memoryview) -> Jpeg | None:
     )
 
 
-def _segments(view: memoryview) -> list[tuple[int, memoryview]]:
-    """Markers and the contents of their segments, up to the first scan or to bytes that make no sense."""
+def _segments(view: memoryview) -> tuple[list[tuple[int, memoryview]], int | None]:
+    """Markers and the contents of their segments, up to the first scan or to bytes that make no sense. Second, where
+    the scan's marker is, if there is nothing but segments before.
+    """
     found: list[tuple[int, memoryview]] = []
-    at = 2
+    at, alone = 2, False
     while at + 4 <= len(view) and view[at] == 0xFF:
         marker = view[at + 1]
         if marker == 0xFF:  # a fill byte
-            at += 1
+            at, alone = at + 1, True
         elif marker in _ALONE:
-            at += 2
-        elif marker in (_SOS, _END, 0):
+            at, alone = at + 2, True
+        elif marker == _SOS:
+            return found, None if alone else at
+        elif marker in (_END, 0):
             break
         else:
             length = view[at + 2] << 8 | view[at + 3]
             if length < 2 or at + 2 + length > len(view):
-                return []
+                return [], None
             found.append((marker, view[at + 4 : at + 2 + length]))
             at += 2 + length
-    return found
+    return found, None
 
 
-def _frame(marker: int, body: memoryview) -> tuple[int, int, int, int, tuple[tuple[int, int, int], ...]] | None:
+# Marker, bits, height and width; components as in `Jpeg`; quantizers.
+_Frame: TypeAlias = tuple[int, int, int, int, tuple[tuple[int, int, int], ...], frozenset[int]]
+
+
+def _frame(marker: int, body: memoryview) -> _Frame | None:
     if len(body) < 6 or len(body) != 6 + 3 * body[5]:
         return None
     precision, height, width, count = struct.unpack_from(">BHHB", body)
     components = tuple((body[i], body[i + 1] >> 4, body[i + 1] & 15) for i in range(6, 6 + 3 * count, 3))
-    return marker, precision, height, width, components
+    return marker, precision, height, width, components, frozenset(body[8::3])
 
 
 def _orientation(body: memoryview) -> int:

@@ -230,22 +230,21 @@ class PictureDecoder:
         targets = flat.data_ptr() + starts
         canaries = Canaries(flat, starts[takes], nbytes[takes])
         stream.synchronize()
-
-        def decode(some: list[int]) -> list[int]:
-            mine = np.array(some)
+        mine = np.flatnonzero(takes)
+        left_out = np.ones(len(mine), dtype=bool)
+        if len(mine):
             try:
                 engines.decode(addresses[mine], lengths[mine], sizes[mine], targets[mine], stream.cuda_stream)
+                left_out = canaries.untouched()
+                if left_out.any():
+                    self.refusals["the device reported a picture that it had not decoded"] += int(left_out.sum())
+            except RuntimeError as e:
+                self.refusals[nvjpeg.refusal(e, self.device)] += len(mine)
+                self._engines = jpeg_engines.take(self.device, self._shaping.channels)  # the old may never finish again
             finally:
                 stream.synchronize()  # the host's bytes have been read, and nothing is written any more
-            return some
-
-        decoded = salvage(np.flatnonzero(takes).tolist(), decode, self._refused)
-        skipped = canaries.untouched().tolist()
-        done = [i for i, left in zip(decoded, skipped, strict=True) if i is not None and not left]
-        if left_out := sum(i is not None for i in decoded) - len(done):
-            self.refusals["the device reported a picture that it had not decoded"] += left_out
-        if len(done) < int(takes.sum()):
-            failed += np.setdiff1d(rows[takes], rows[done]).tolist()
+        done = mine[~left_out]
+        failed += rows[mine[left_out]].tolist()
         planes = Planes(addresses=targets[done], sizes=sizes[done], held=(flat,))
         if not len(others):
             return rows[done], planes

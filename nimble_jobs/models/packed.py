@@ -58,6 +58,16 @@ class Packed(nn.Module):
         return found
 
 
+def packed_in(module: nn.Module) -> Packed | None:
+    """The module if it takes rows of several inputs, else the one that does so below nothing but wrappers."""
+    while not isinstance(module, Packed):
+        children = list(module.children())
+        if len(children) != 1:
+            return None
+        module = children[0]
+    return module
+
+
 class _Argument(nn.Module):
     """Makes one argument [n, *part.result] of rows. It knows its part as plain numbers, for the sake of compilers."""
 

@@ -10,7 +10,7 @@ import torch
 from nimble_jobs.bench.scoring import photos
 from tests.loops import LOOPS, check_answers, photo
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Inductor imports what is deprecated
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning", "ignore:The CUDA Graph is empty")
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -99,7 +99,10 @@ def test_the_gpus_results_are_near_those_of_the_cpu(store: Store, folder: Path, 
 
 
 def test_the_same_job_gives_the_same_bytes_again(store: Store, folder: Path) -> None:
+    """For whole pictures. Engines can make other pixels each time of data that is damaged between its markers."""
     first, second = (scored(store, folder, "gpu", out, progressive=False) for out in ("first", "second"))
+    whole = [name for name in first[1] if "damaged" not in name]
+    assert len(whole) == GOOD + 5
+    assert all((first[1][name] == second[1][name]).all() for name in whole)
     assert first[1].keys() == second[1].keys()
-    assert all((first[1][name] == second[1][name]).all() for name in first[1])
     assert first[2] == second[2]

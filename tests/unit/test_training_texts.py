@@ -30,6 +30,7 @@ from nimble_jobs.packing import text_layout
 from nimble_jobs.planner.step.several import SeveralSteps
 from nimble_jobs.workloads import Stop
 from nimble_jobs.workloads.training.batches.bucketed import Bucket, groups_of
+from nimble_jobs.workloads.training.step import validation
 from nimble_jobs.workloads.training.step.f1 import F1
 from nimble_jobs.workloads.training.step.texts import TrainTexts
 from tests import prefork
@@ -305,6 +306,22 @@ def test_figures_and_files(folder: Path, undisturbed: dict[str, str]) -> None:
     last = metrics(path, "epoch")[-1]
     assert last["val_accuracy"] == pytest.approx(np.mean(np.array(top1) == labels))
     assert last["val_f1"] == pytest.approx(f1_score(labels, top1))
+
+
+def test_validations_are_replayed_bucket_by_bucket(
+    folder: Path, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: built, then stored. What they measure is what eager measures."""
+    monkeypatch.setattr(validation, "REPLAYED_ON", ("cpu",))
+    measured = [metrics(folder / "undisturbed" / "net", "epoch")[-1]]
+    for number in (1, 2):
+        spec = spec_of(folder, output=f"validated-{number}/net")
+        attempt = Attempt(spec, home=folder / "homes" / "validated")
+        assert attempt.run().schedule["validation"] == "schedule"
+        assert attempt.said("fallback") == []
+        measured.append(metrics(spec.output.path, "epoch")[-1])
+    for name in ("val_loss", "val_accuracy", "val_f1"):
+        assert measured[1][name] == measured[2][name] == pytest.approx(measured[0][name], rel=1e-3)
 
 
 def test_bf16_and_three_classes_of_numbers(folder: Path, tmp_path: Path) -> None:

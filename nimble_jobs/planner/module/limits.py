@@ -20,7 +20,7 @@ from nimble_jobs.data import Batch
 from nimble_jobs.engine.inputs import Below, draw
 from nimble_jobs.engine.private.modes import DispatchMode
 from nimble_jobs.errors import CannotRecord, OutOfMemory, first_line
-from nimble_jobs.models.packed import Packed
+from nimble_jobs.models.packed import Packed, packed_in
 from nimble_jobs.models.preprocessed import Preprocessed, inner
 from nimble_jobs.packing import Layout
 from nimble_jobs.planner.module.modes import eval_mode
@@ -146,8 +146,8 @@ def integers_below(module: nn.Module) -> int:
 
 def numbers_for(module: nn.Module) -> Below:
     """What random input of a module is drawn from: no index is overrun, and records look like those of its job."""
-    if isinstance(module, Packed):
-        return module.layout.bounded(integers_below(module))
+    if (packed := packed_in(module)) is not None:
+        return packed.layout.bounded(integers_below(packed))
     if not isinstance(module, Preprocessed):
         return integers_below(module)
     steps = module.preprocess

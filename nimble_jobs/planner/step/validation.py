@@ -10,6 +10,7 @@ from torch import nn
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.job import Hit
+from nimble_jobs.models.packed import packed_in
 from nimble_jobs.planner.forward.build import Built, build_best, fresh
 from nimble_jobs.planner.forward.calls import observe_calls
 from nimble_jobs.planner.forward.restore import Restored, check_loaded, restore
@@ -18,7 +19,7 @@ from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.step import seed_of
 from nimble_jobs.planner.lookup.obtain import Fresh, Waiting, by_spec, obtain, use_stored
 from nimble_jobs.planner.lookup.stored import Material, Miss, Refused, Taken, read_stored
-from nimble_jobs.planner.module.limits import integers_below
+from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
 
@@ -54,16 +55,16 @@ def prepare_forward(
     `on_miss` decides, as for scoring. Before a new schedule is stored, `check_code` raises if the code is not what
     the key says. Raises JobFailed, EngineError, OutOfMemory, StoreError, and what `told` and `waiting` raise.
     """
-    key = schedule_key(parts)
+    key, keep_integers = schedule_key(parts), packed_in(module) is None  # bytes of rows in another order say nothing
 
     def take() -> Taken[Built | Restored] | Miss | Refused:
         stored = read_stored(key, store)
         if not isinstance(stored, Taken):
             return stored
-        return use_stored({key: stored.value}, lambda: _restored(module, x, stored.value), store)
+        return use_stored({key: stored.value}, lambda: _restored(module, x, stored.value, keep_integers), store)
 
     def build() -> Fresh[Built | Restored]:
-        built = build_best(module, {"x": x}, key, options, x.device, keep_integers=True, told=told)
+        built = build_best(module, {"x": x}, key, options, x.device, keep_integers=keep_integers, told=told)
         return fresh(built, parts, built)
 
     found = obtain(
@@ -87,11 +88,11 @@ def prepare_forward(
     )
 
 
-def _restored(module: nn.Module, x: torch.Tensor, material: Material) -> Restored:
+def _restored(module: nn.Module, x: torch.Tensor, material: Material, keep_integers: bool) -> Restored:
     """Captured and checked; without an instance if eager is faster."""
     if material.schedule.runs == "eager":
         return Restored(schedule=material.schedule, module=module, instances=())
-    observed = observe_calls(module, {"x": x}, x.device)
+    observed = observe_calls(module, {"x": x}, x.device, keep_integers=keep_integers)
 
     def check(instances: Sequence[Instance]) -> None:
         check_loaded(
@@ -101,8 +102,8 @@ def _restored(module: nn.Module, x: torch.Tensor, material: Material) -> Restore
             x.device,
             tolerance=material.schedule.tolerance,
             seed=seed_of(material.schedule.key),  # the same in every attempt
-            below=integers_below(module),
-            integers={} if x.is_floating_point() else {"x": x},
+            below=numbers_for(module),
+            integers={"x": x} if keep_integers and not x.is_floating_point() else {},
             observed=observed,
         )
 
