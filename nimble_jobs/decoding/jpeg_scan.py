@@ -108,9 +108,9 @@ def _start(view: memoryview, header: Jpeg, coders: set[int]) -> int | None:
 
 def _blocks(header: Jpeg, interval: int) -> int:
     """How many restart markers a scan has, one after each `interval` of its units but the last."""
-    wide, high = (max(factors) for factors in zip(*((h, v) for _, h, v in header.components), strict=True))
-    if len(header.components) == 1:
-        wide = high = 1
+    wide = high = 1
+    if len(header.components) > 1:
+        wide, high = max(h for _, h, _ in header.components), max(v for _, _, v in header.components)
     units = math.ceil(header.width / (8 * wide)) * math.ceil(header.height / (8 * high))
     return math.ceil(units / interval) - 1
 
