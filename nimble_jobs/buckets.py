@@ -5,15 +5,16 @@ Few buckets pad much, and many cost a build each. `choose` weighs the two.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
-STEP = 8  # bucket lengths are multiples of this, as matrix units like them
-MOST = 16  # buckets chosen at most
-PRICE = 0.005  # of a bucket: this share of all tokens
+STEP = 8  # bucket lengths above 64 are multiples of this, as matrix units like them
+MOST = 24  # buckets chosen at most
+PRICE = 0.003  # of a bucket: this share of all tokens
 STORED_IS_WORTH = 0.05  # share of more tokens that is accepted if no schedule needs to be built
 MOST_ROWS = 1024  # records in a batch, at most
-_CANDIDATES = 256  # lengths that are considered, at most, beside stored ones
+_FINE = ((32, 2), (64, 4))  # up to so many tokens: the step, since 8 tokens would be much of a short text
+_COARSE = 256  # longer lengths that are considered, at most, beside stored ones
 
 Histogram = Mapping[int, int]  # tokens -> texts of that length; each at least 1
 
@@ -23,16 +24,15 @@ def choose(
 ) -> tuple[int, ...]:
     """Bucket lengths, ascending, that minimise padded tokens plus a price for each bucket, a share of all tokens.
 
-    They are multiples of STEP up to `limit`, the most tokens of any text, or `limit` itself; the last one holds the
-    longest text of `lengths`. If the lengths in `stored`, whose schedules exist, serve nearly as well, the best of
+    They are among `candidates`, up to `limit`, the most tokens of any text; the last one holds the longest text of
+    `lengths`. If the lengths in `stored`, whose schedules exist, serve nearly as well, the best of
     those are taken. Raises ValueError without lengths, or for a length outside 1 to `limit`.
     """
     if not lengths:
         raise ValueError("no lengths")
     if min(lengths) < 1 or max(lengths) > limit:
         raise ValueError(f"lengths from {min(lengths)} to {max(lengths)}; expected 1 to {limit}")
-    step = -(-limit // (_CANDIDATES * STEP)) * STEP
-    best = _cheapest(lengths, sorted({min(limit, -(-n // step) * step) for n in lengths}), price, most)
+    best = _cheapest(lengths, candidates(lengths, limit), price, most)
     known = sorted({end for end in stored if min(lengths) <= end <= limit})
     if known and known[-1] >= max(lengths):
         longest = next(i for i, end in enumerate(known) if end >= max(lengths))
@@ -40,6 +40,15 @@ def choose(
         if padded_tokens(lengths, kept) <= (1 + STORED_IS_WORTH) * padded_tokens(lengths, best):
             return kept
     return best
+
+
+def candidates(lengths: Iterable[int], limit: int) -> list[int]:
+    """The bucket length next to each of these lengths, ascending: multiples of 2 up to 32, of 4 up to 64, of STEP or a
+    multiple of it above; or `limit`.
+    """
+    coarse = -(-limit // (_COARSE * STEP)) * STEP
+    steps = ((n, next((step for end, step in _FINE if n <= end), coarse)) for n in lengths)
+    return sorted({min(limit, -(-n // step) * step) for n, step in steps})
 
 
 def _cheapest(lengths: Histogram, ends: Sequence[int], price: float, most: int) -> tuple[int, ...]:

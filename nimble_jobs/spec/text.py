@@ -14,6 +14,7 @@ from nimble_jobs.spec.units import BadValue, show, wrong
 TEXTS: frozenset[str] = frozenset({"text", "openai-batch"})  # values of input.format whose records are texts
 LONGEST = 131_072  # tokens
 MOST_BUCKETS = 64
+TOKENS_PER_BATCH, TOKENS_ON_CPU = 16_384, 4096  # by default
 
 
 def _buckets(value: object) -> object:
@@ -88,9 +89,10 @@ class TextSpec(Frozen):
         default="auto",
         description="Lengths in tokens to which texts are padded, a schedule each; auto: chosen by the input's texts.",
     )
-    tokens_per_batch: int = Field(
-        default=16_384,
+    tokens_per_batch: int | None = Field(
+        default=None,
         ge=1,
         le=1 << 24,
-        description="Tokens of a batch, padding included: a batch holds this number divided by its bucket's length.",
+        description="Tokens of a batch, padding included: a batch holds this number divided by its bucket's length. By "
+        f"default {TOKENS_PER_BATCH:,}; where a CPU scores, {TOKENS_ON_CPU:,}.",
     )

@@ -115,7 +115,7 @@ def _tokens(spec: JobSpec) -> Iterator[Finding]:
     if text is None:
         return
     longest = max(text.buckets) if text.buckets != "auto" else text.max_length
-    if longest is not None and text.tokens_per_batch < longest:
+    if longest is not None and text.tokens_per_batch is not None and text.tokens_per_batch < longest:
         problem = f"found {text.tokens_per_batch}, but a record may have {longest} tokens"
         yield Finding("input.text.tokens_per_batch", problem, f"at least {longest}")
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from nimble_jobs.spec.findings import Finding, Rule, register
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import parse_source
+from nimble_jobs.spec.text import TOKENS_PER_BATCH
 from nimble_jobs.spec.training import AugmentSpec
 from nimble_jobs.spec.units import show
 
@@ -60,8 +61,9 @@ def _batches(spec: JobSpec) -> Iterator[Finding]:
     if not _on_texts(spec) or text is None:
         return
     longest = max(text.buckets) if text.buckets != "auto" else text.max_length
-    if longest is not None and longest <= text.tokens_per_batch < 2 * longest:
-        problem = f"found {text.tokens_per_batch}, which is one text of {longest} tokens"
+    tokens = text.tokens_per_batch or TOKENS_PER_BATCH
+    if longest is not None and longest <= tokens < 2 * longest:
+        problem = f"found {tokens}, which is one text of {longest} tokens"
         yield Finding("input.text.tokens_per_batch", problem, f"at least {2 * longest}, for batches of two")
 
 

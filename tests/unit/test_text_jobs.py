@@ -188,7 +188,7 @@ def test_a_resumed_job_gives_the_same_bits(
     store: Store, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker leaves in the middle of the second window; the next attempt begins with that window."""
-    monkeypatch.setattr("nimble_jobs.workloads.text.windows.FEW_RECORDS", 512)
+    monkeypatch.setattr("nimble_jobs.workloads.text.windows.FEW_RECORDS", 128)
     texts = sentences(2000, 60)
     source = write_texts(tmp_path / "t.parquet", texts)
     size = {"shard_size": 128}
@@ -225,7 +225,7 @@ def test_a_resumed_job_gives_the_same_bits(
 def test_several_windows_keep_the_order(
     store: Store, tmp_path: Path, small: Path, fields: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nimble_jobs.workloads.text.windows.FEW_RECORDS", 100)
+    monkeypatch.setattr("nimble_jobs.workloads.text.windows.FEW_RECORDS", 25)
     texts = sentences(500, 60)
     spec = text_spec(tmp_path, small, write_texts(tmp_path / "t.parquet", texts), output={"shard_size": 30})
     assert run(store, spec).state is JobState.SUCCEEDED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nimble_jobs.buckets import rows_of
 from nimble_jobs.data.text.tokenizer import Tokenizer, TokenRules
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.tokenizer_file import tokenizer_json
 from nimble_jobs.packing import text_layout
+from nimble_jobs.spec.text import TOKENS_ON_CPU, TOKENS_PER_BATCH
 from nimble_jobs.workloads.text.feed import fill
+from nimble_jobs.workloads.text.survey import SAMPLE, Survey, chosen
 from nimble_jobs.workloads.text.windows import plan, records_of, spans
 from tests.text_models import write_tokenizer
 
@@ -207,5 +211,34 @@ def test_windows_are_whole_shards(total: int, shard: int, records: int, done: se
 
 
 def test_outputs_of_unknown_size_are_held_for_one_shard() -> None:
-    assert records_of(["id", "last_hidden_state"], pads=True) == 1024
-    assert records_of(["id", "embedding"], pads=True) > records_of(["id", "embedding"], pads=False) > 1024
+    assert records_of(["id", "last_hidden_state"], pads=True, mean=9) == 1024
+    many, few = (records_of(["id", "embedding"], pads=pads, mean=200) for pads in (True, False))
+    assert many > few > 1024
+
+
+def test_windows_of_short_texts_have_more_records() -> None:
+    """A batch takes more of them; memory still has a bound."""
+    found = [records_of(["id", "embedding"], pads=True, mean=mean) for mean in (1, 40, 100, 500)]
+    assert found == [65_536, 52_429, 20_972, 16_384]
+
+
+@pytest.mark.parametrize("sigma", [0.6, 0.9])
+@pytest.mark.parametrize("median", [12, 40, 120, 400])
+@pytest.mark.parametrize("pads", [True, False])
+def test_little_of_what_is_computed_is_padding(median: int, sigma: float, pads: bool) -> None:
+    """Empty rows of short batches included. Log-normal lengths of up to 512 tokens."""
+    drawn = np.random.default_rng(0).lognormal(np.log(median), sigma, 131_072)
+    lengths = np.clip(np.rint(drawn), 3, 512).astype(np.int64)
+    window = records_of(["embedding"], pads=pads, mean=float(lengths.mean()))
+    tokens = TOKENS_PER_BATCH if pads else TOKENS_ON_CPU
+    sample = Survey(lengths=dict(Counter(lengths[:: len(lengths) // SAMPLE].tolist())), whole=False)
+    buckets = chosen(sample, limit=512, stored=(), window=window, tokens=tokens, pads=pads)
+    rows = [rows_of(bucket, tokens) for bucket in buckets]
+    computed = 0
+    for number, first in enumerate(range(0, len(lengths), window)):
+        for one in plan(lengths[first : first + window], buckets, rows, pads=pads, descending=number % 2 == 1):
+            computed += buckets[one.bucket] * (rows[one.bucket] if pads else len(one.rows))
+    share = 1 - lengths.sum() / computed
+    print(f"median {median}, sigma {sigma}, {'GPU' if pads else 'CPU'}: {len(buckets)} buckets, {share:.1%} padding")
+    assert share < (0.105 if (median, sigma) == (12, 0.9) else 0.1)
+    assert len(buckets) <= 25

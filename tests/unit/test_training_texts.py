@@ -142,7 +142,9 @@ def test_pairs_have_types(folder: Path, tmp_path: Path) -> None:
     assert types is not None
     assert set(types.tolist()) == {0, 1}
     bucket = read.epochs.buckets[-1]
-    assert "token_type_ids" in bucket.layout.unpack(read.epochs.tokens.rows(np.array([0]), bucket.layout, 64))
+    assert "token_type_ids" in bucket.layout.unpack(
+        read.epochs.tokens.rows(np.array([0]), bucket.layout, bucket.tokens)
+    )
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])

@@ -63,20 +63,20 @@ def plan_of(
     """The buckets of a job, or those of an earlier attempt at it, which has `noted` them. `fields` are those of the
     output. Raises DataError.
     """
+    pads = separate_memory(device)
     if noted is not None:
         lengths, found = tuple(noted["buckets"]), tuple(noted["shares"])
     else:
         seen = survey(reader, setup)
-        pads = separate_memory(device)
         lengths = lengths_of(
             seen,
             setup,
             stored=lambda length: _stored(base, setup, length, device, store),
-            window=min(reader.total, records_of(fields, pads=pads)),
+            window=min(reader.total, records_of(fields, pads=pads, mean=seen.mean)),
             pads=pads,
         )
         found = tuple(_shares(seen, lengths))
-    buckets = buckets_of(lengths, setup)
+    buckets = buckets_of(lengths, setup, pads=pads)
     requests = tuple(request_for(base, bucket) for bucket in buckets)
     return TextPlan(setup=setup, buckets=buckets, requests=requests, shares=found)
 
@@ -86,7 +86,7 @@ def _shares(seen: Survey, lengths: Sequence[int]) -> list[float]:
 
 
 def _stored(base: Request, setup: TextSetup, length: int, device: torch.device, store: Store) -> bool:
-    (bucket,) = buckets_of((length,), setup)
+    (bucket,) = buckets_of((length,), setup, pads=separate_memory(device))
     return store.schedules.ready(schedule_key(key_parts(request_for(base, bucket), device)))
 
 
@@ -103,7 +103,8 @@ def feed_of(
 ) -> tuple[TextFeed, Stages]:
     """What brings the texts to the lanes, and the meters."""
     pads = separate_memory(device)
-    records = records_of(context.spec.output.fields, pads=pads)
+    mean = sum(share * bucket.length for share, bucket in zip(plan.shares, plan.buckets, strict=True))
+    records = records_of(context.spec.output.fields, pads=pads, mean=mean)  # as in every attempt
     windows = spans(shards, staging.done, records)
     few = sum(span.stop - span.start for span in windows) <= min(bucket.rows for bucket in plan.buckets)
     loaded = [lane.prepared.loaded for lane in lanes]

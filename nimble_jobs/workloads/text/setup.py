@@ -12,7 +12,7 @@ from nimble_jobs.models.tokenizer_file import tokenizer_json, whole_config
 from nimble_jobs.packing import Layout, text_layout
 from nimble_jobs.sentence import SentenceFolder, read_folder, transformer_folder
 from nimble_jobs.spec import JobSpec, parse_source
-from nimble_jobs.spec.text import TextSpec
+from nimble_jobs.spec.text import TOKENS_ON_CPU, TOKENS_PER_BATCH, TextSpec
 from nimble_jobs.spec.text_model import TextModel, text_model
 
 
@@ -30,6 +30,13 @@ class TextSetup:
     def limit(self) -> int:
         """Most tokens of a record."""
         return self.tokenizer.rules.limit
+
+    def batch_tokens(self, *, pads: bool) -> int:
+        """Tokens of a batch, padding included. `pads`: whether short batches are padded, as on a GPU.
+
+        A CPU gains nothing from larger batches, which its caches do not hold.
+        """
+        return self.spec.tokens_per_batch or (TOKENS_PER_BATCH if pads else TOKENS_ON_CPU)
 
     def layout(self, length: int) -> Layout:
         """Of the rows of a bucket."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from nimble_jobs.buckets import PRICE, STEP, choose, rows_of
+from nimble_jobs.buckets import PRICE, candidates, choose, rows_of
 from nimble_jobs.data import Reader
 from nimble_jobs.data.text.reading import spread
 from nimble_jobs.workloads.text.feed import Bucket
@@ -14,6 +14,7 @@ from nimble_jobs.workloads.text.setup import TextSetup
 
 SAMPLE = 2048  # texts
 _CALL_TOKENS = 512  # a call of the model takes as long as so many tokens more
+_SHORT = 1 / 16  # of a batch: what a bucket's last records in a window cost, which mostly join the next bucket
 _PLACES = 16  # of the input, from which the sample is taken
 
 
@@ -23,6 +24,12 @@ class Survey:
 
     lengths: dict[int, int]  # tokens -> texts
     whole: bool  # whether these are all texts
+
+    @property
+    def mean(self) -> float:
+        """Tokens of a text; 1 if there are none."""
+        texts = sum(self.lengths.values())
+        return sum(length * count for length, count in self.lengths.items()) / texts if texts else 1.0
 
 
 def survey(reader: Reader, setup: TextSetup) -> Survey:
@@ -48,17 +55,24 @@ def lengths_of(
     if asked != "auto":
         kept = tuple(length for length in asked if length <= setup.limit)
         return kept if kept and kept[-1] == setup.limit else (*kept, setup.limit)
-    lengths = found.lengths or {min(8, setup.limit): 1}
-    known = [length for length in range(STEP, setup.limit + 1, STEP) if stored(length)]
-    tokens = window * sum(length * count for length, count in lengths.items()) / sum(lengths.values())
-    short = setup.spec.tokens_per_batch / 2 if pads else _CALL_TOKENS
-    chosen = choose(lengths, limit=setup.limit, price=PRICE + short / tokens, stored=known)
-    return chosen if found.whole or chosen[-1] == setup.limit else (*chosen, setup.limit)
+    known = [length for length in candidates(range(1, setup.limit + 1), setup.limit) if stored(length)]
+    tokens = setup.batch_tokens(pads=pads)
+    return chosen(found, limit=setup.limit, stored=known, window=window, tokens=tokens, pads=pads)
 
 
-def buckets_of(lengths: tuple[int, ...], setup: TextSetup) -> tuple[Bucket, ...]:
+def chosen(
+    found: Survey, *, limit: int, stored: Collection[int], window: int, tokens: int, pads: bool
+) -> tuple[int, ...]:
+    """The lengths for what a survey found, texts of up to `limit` tokens. `stored` are those of stored schedules, and
+    a batch has `tokens`; `window` and `pads` are as for `lengths_of`.
+    """
+    lengths = found.lengths or {min(8, limit): 1}
+    short = tokens * _SHORT if pads else _CALL_TOKENS
+    ends = choose(lengths, limit=limit, price=PRICE + short / (window * found.mean), stored=stored)
+    return ends if found.whole or ends[-1] == limit else (*ends, limit)
+
+
+def buckets_of(lengths: tuple[int, ...], setup: TextSetup, *, pads: bool) -> tuple[Bucket, ...]:
     """The buckets of these lengths."""
-    return tuple(
-        Bucket(length=length, rows=rows_of(length, setup.spec.tokens_per_batch), layout=setup.layout(length))
-        for length in lengths
-    )
+    tokens = setup.batch_tokens(pads=pads)
+    return tuple(Bucket(length=length, rows=rows_of(length, tokens), layout=setup.layout(length)) for length in lengths)

@@ -13,8 +13,8 @@ import numpy as np
 
 from nimble_jobs.workloads.heads import KNOWN
 
-RECORDS = 16_384  # in a window: with so many, short batches cost a few percent
-FEW_RECORDS = 4096  # where short batches cost nothing
+RECORDS = 16_384  # in a window, at least: with so many, short batches of texts of usual lengths cost a few percent
+FEW_RECORDS = 4096  # at least, where short batches cost nothing
 _OWN_OUTPUTS = 1024  # in a window of outputs of unknown size
 
 
@@ -50,12 +50,16 @@ def spans(shards: Sequence[tuple[int, int]], done: Collection[int], records: int
     return found
 
 
-def records_of(fields: Collection[str], *, pads: bool) -> int:
-    """Records in a window. `pads`: whether a short batch takes as long as a full one."""
+def records_of(fields: Collection[str], *, pads: bool, mean: float) -> int:
+    """Records in a window of texts of `mean` tokens. `pads`: whether a short batch takes as long as a full one.
+
+    Of texts below 128 tokens, a window has up to four times as many, since a batch has more of them, too.
+    """
     known = KNOWN - {"token_labels", "token_probabilities", "tokens", "offsets"}
     if not known.issuperset(fields):
         return _OWN_OUTPUTS
-    return RECORDS if pads else FEW_RECORDS
+    least = RECORDS if pads else FEW_RECORDS
+    return min(4 * least, max(least, round(128 * least / mean)))
 
 
 def plan(

@@ -23,6 +23,7 @@ from nimble_jobs.planner.keys.step import code_parts, step_parts
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.planner.step.request import Shared, StepRequest
 from nimble_jobs.spec import JobSpec, TrainSpec
+from nimble_jobs.spec.text import TOKENS_PER_BATCH
 from nimble_jobs.workloads.text.setup import TextSetup, set_up
 from nimble_jobs.workloads.training.batches.bucketed import Bucket, TextEpochs
 from nimble_jobs.workloads.training.batches.lots import HELD_OUT, TRAINED_ON
@@ -31,6 +32,7 @@ from nimble_jobs.workloads.training.step.losses import make_loss
 from nimble_jobs.workloads.training.step.setup import Setup, Shaped, begins_with, freeze, in_training, recipe
 
 _MOST_CLASSES = 10_000
+_MOST_BUCKETS, _PRICE = 16, 0.005  # as `buckets.choose` takes them: a step takes longer to build than a forward pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +98,14 @@ def buckets_of(spec: JobSpec, found: Sequence[TokenSet], texts: TextSetup) -> tu
         for length, count in tokens.histogram.items():
             histogram[length] = histogram.get(length, 0) + count
     if text.buckets == "auto":
-        chosen = lengths.choose(histogram, limit=texts.limit)
+        chosen = lengths.choose(histogram, limit=texts.limit, price=_PRICE, most=_MOST_BUCKETS)
     else:
         kept = [length for length in text.buckets if length < texts.limit]
         chosen = (*kept, texts.limit)  # the last one holds every text
     return tuple(
         Bucket(
             tokens=length,
-            rows=max(1, min(spec.input.batch_size, text.tokens_per_batch // length)),
+            rows=max(1, min(spec.input.batch_size, (text.tokens_per_batch or TOKENS_PER_BATCH) // length)),
             layout=texts.layout(length),
         )
         for length in chosen
