@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import sys
 from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -34,7 +37,7 @@ FAULTS = "NIMBLE_JOBS_FAULT_ROUNDS"
 TIMERS = "NIMBLE_JOBS_TIMER_ROUNDS"
 TROUBLE = "NIMBLE_JOBS_TROUBLE_S"
 _LONGEST = {"test_fault_rounds", "test_training_kill_rounds", "test_a_worker_runs_what_the_files_say"}
-_SERVER = pytest.StashKey[prefork.Server]()
+_SERVERS = pytest.StashKey[list[prefork.Server]]()
 _RESTING = pytest.StashKey[int]()
 
 settings.register_profile("quick", max_examples=50)
@@ -59,8 +62,19 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(TROUBLE, "125" if complete else "8")
     if complete:
         os.environ[prefork.COLD] = "1"
-    elif not os.environ.get(prefork.COLD):
-        config.stash[_SERVER] = prefork.Server()
+    elif not os.environ.get(prefork.COLD) and not config.option.collectonly:
+        config.stash[_SERVERS] = [prefork.Server(prefork.PROCESSES)]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Before xdist starts the test processes: have them forked from one that has collected the tests."""
+    if _SERVERS in config.stash:
+        chosen = [str(config.invocation_params.dir / arg) for arg in config.args]
+        config.stash[_SERVERS].append(prefork.Server(prefork.WORKERS, *chosen))
+        python = shlex.join([sys.executable, str(Path(__file__).parent / "xdist_python.py")])
+        for spec in specs:
+            spec.python = python
 
 
 def _leave_to_rest(config: pytest.Config) -> None:
@@ -105,5 +119,5 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """After the last test."""
-    if server := config.stash.get(_SERVER, None):
+    for server in config.stash.get(_SERVERS, []):
         server.close()

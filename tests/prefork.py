@@ -4,6 +4,9 @@ A process is forked from one that has imported torch and the package, and used n
 own process id, files, folder, environment and signals, and ends as any other. With `--all`, and wherever COLD is set,
 it is started with `subprocess`. A process whose PYTHONPATH differs from that of the tests, or that is to show what it
 imports, is always started so.
+
+The test processes of pytest-xdist are forked likewise, from a process that has imported all test modules
+(`xdist_python.py`).
 """
 
 from __future__ import annotations
@@ -26,21 +29,28 @@ from types import TracebackType
 from typing import IO, Any
 
 COLD = "NIMBLE_JOBS_TESTS_COLD"
-_SOCKET = "NIMBLE_JOBS_TESTS_PREFORK"
+PROCESSES = "NIMBLE_JOBS_TESTS_PREFORK"  # where the server of processes that tests start listens
+WORKERS = "NIMBLE_JOBS_TESTS_PREFORK_WORKERS"  # the server of test processes
 _leftovers_expected = False
 
 
 class Server:
-    """The process that is forked from. Test processes started while it is there find it by their environment."""
+    """The process that is forked from. Test processes started while it is there find it by their environment.
 
-    def __init__(self) -> None:
+    It imports the package. With `collect`, arguments of pytest, it imports what collecting those tests does.
+    """
+
+    def __init__(self, variable: str, *collect: str) -> None:
+        self._variable = variable
         self._folder = tempfile.TemporaryDirectory(prefix="prefork-")
         path = str(Path(self._folder.name) / "socket")
         life, self._life = os.pipe()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(path)  # here, so that the first client need not wait until the server has started
         listener.listen(64)
-        command = [sys.executable, "-W", "ignore", "-m", "tests.prefork_server", str(listener.fileno()), str(life)]
+        options = [] if collect else ["-W", "ignore"]  # pytest has filters of its own
+        words = ["-m", "tests.prefork_server", str(listener.fileno()), str(life), *collect]
+        command = [sys.executable, *options, *words]
         single = {
             "JE_ARROW_MALLOC_CONF": "background_thread:false",
             "OPENBLAS_NUM_THREADS": "1",
@@ -54,11 +64,11 @@ class Server:
         )
         listener.close()
         os.close(life)
-        os.environ[_SOCKET] = path
+        os.environ[variable] = path
 
     def close(self) -> None:
         """End it; processes that were forked from it live on."""
-        os.environ.pop(_SOCKET, None)
+        os.environ.pop(self._variable, None)
         os.close(self._life)
         self._process.wait()
         self._folder.cleanup()
@@ -77,6 +87,7 @@ class Process:
         text: bool = False,
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
+        server: str = PROCESSES,
     ) -> None:
         python, *words = map(str, command)
         assert python == sys.executable, "only processes of this Python can be forked"
@@ -106,7 +117,7 @@ class Process:
                 else:
                     other = number if given is None else given if isinstance(given, int) else given.fileno()
                 files.append(other)
-            self._link = _connected()
+            self._link = _connected(server)
             socket.send_fds(self._link, [json.dumps(request).encode()], files)
         self.pid = self._number()
         mine_open = [self._link, *(f for f in (self.stdin, self.stdout, self.stderr) if f is not None)]
@@ -228,7 +239,7 @@ def _let_go(pid: int, files: list[Any]) -> None:
         warnings.warn(f"nobody waited for the forked process {pid}, or closed its pipes", ResourceWarning, stacklevel=1)
 
 
-def _connected() -> socket.socket:
+def _connected(server: str) -> socket.socket:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link.connect(os.environ[_SOCKET])
+    link.connect(os.environ[server])
     return link

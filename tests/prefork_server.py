@@ -1,7 +1,8 @@
-"""Starts Python processes that have torch already: `python -m tests.prefork_server LISTENER LIFE`.
+"""Starts Python processes that have torch already: `python -m tests.prefork_server LISTENER LIFE [PYTEST ARGUMENT...]`.
 
 It imports torch and the package when the first process is asked for, and uses neither: there is one thread, no tensor
-and no open file of the package when it forks. LISTENER is the file descriptor of a socket that listens; LIFE is that of
+and no open file of the package when it forks. With arguments of pytest it collects those tests instead, for which
+their modules are imported, and runs none. LISTENER is the file descriptor of a socket that listens; LIFE is that of
 a pipe, and the server ends when it is closed.
 
 A client connects, sends one packet (JSON, with its stdin, stdout and stderr) and reads two: the process id now, and the
@@ -38,7 +39,7 @@ def main() -> None:
     atexit.register(ending.leave)  # the first that is registered is the last that is called
     listener = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; only the tests' own process decides
-    if request := _serve(listener, int(sys.argv[2])):
+    if request := _serve(listener, int(sys.argv[2]), sys.argv[3:]):
         with ending:
             _become(*request)
 
@@ -75,12 +76,13 @@ class _Ending:
             os._exit(self._code)
 
 
-def _serve(listener: socket.socket, life: int) -> tuple[dict[str, Any], list[int]] | None:
+def _serve(listener: socket.socket, life: int, collect: list[str]) -> tuple[dict[str, Any], list[int]] | None:
     """None when nobody needs it any more; in a new process, what this is to be and its standard files."""
     waiting = selectors.DefaultSelector()
     waiting.register(listener, selectors.EVENT_READ)
     waiting.register(life, selectors.EVENT_READ)
     clients: dict[int, tuple[int, socket.socket]] = {}  # by pidfd
+    ready = False
     while True:
         for key, _ in waiting.select():
             if key.fd == life:
@@ -95,7 +97,9 @@ def _serve(listener: socket.socket, life: int) -> tuple[dict[str, Any], list[int
                 continue
             client, _ = listener.accept()
             packet, files, _, _ = socket.recv_fds(client, 1 << 18, 3)
-            _preload()
+            if not ready:
+                _preload(collect)
+                ready = True
             pid = os.fork()
             if pid == 0:
                 for open_one in (listener, client, waiting, *(other for _, other in clients.values())):
@@ -115,15 +119,19 @@ def _say(client: socket.socket, number: int) -> None:
         client.send(str(number).encode())
 
 
-def _preload() -> None:
-    """Import what processes of tests need, once."""
-    if "torch" in sys.modules:
-        return
-    import nimble_jobs
+def _preload(collect: list[str]) -> None:
+    """Import what processes of tests need, or what the test processes themselves do."""
+    if collect:
+        import pytest
 
-    for module in pkgutil.walk_packages(nimble_jobs.__path__, "nimble_jobs."):
-        if not module.name.endswith(_LEFT_OUT) and not module.name.startswith("nimble_jobs.bench"):
-            importlib.import_module(module.name)
+        with contextlib.redirect_stdout(io.StringIO()):  # a test process meets the same errors, and tells them
+            pytest.main(["--collect-only", "-qq", "-p", "no:xdist", "-p", "no:cacheprovider", *collect])
+    else:
+        import nimble_jobs
+
+        for module in pkgutil.walk_packages(nimble_jobs.__path__, "nimble_jobs."):
+            if not module.name.endswith(_LEFT_OUT) and not module.name.startswith("nimble_jobs.bench"):
+                importlib.import_module(module.name)
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208  # names, no paths
     if threads != 1:
         raise RuntimeError(f"the imports started {threads - 1} threads; a process forked now could hang")
@@ -177,12 +185,10 @@ def _writer(number: int, environment: dict[str, str], errors: str, *, line_buffe
 
 def _set_apart(environment: dict[str, str]) -> None:
     """Give this process what a new one reads as its libraries load."""
-    import numpy as np
-    import torch
-
     random.seed()
-    np.random.seed()
-    if threads := environment.get("OMP_NUM_THREADS"):
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    if (torch := sys.modules.get("torch")) and (threads := environment.get("OMP_NUM_THREADS")):
         torch.set_num_threads(int(threads))
 
 

@@ -132,3 +132,35 @@ def test_another_import_path_is_refused() -> None:
     )
     assert done.returncode == 1
     assert "has to be started with subprocess" in done.stderr
+
+
+FORKED_TESTS = """
+import os, sys
+from pathlib import Path
+
+print("imported by", os.getpid())
+Path(__file__).with_name(f"import-{os.getpid()}").touch()
+
+def test_a(): assert "tests.prefork_server" in Path("/proc/self/cmdline").read_text()
+def test_b(): os._exit(3)
+def test_c(): Path("typed").touch(); assert Path("typed").exists()
+def test_d(tmp_path): assert "popen-gw" in str(tmp_path)
+def test_e(): assert 1 + 1 == 3
+"""
+
+
+@FORKED
+def test_test_processes_are_forked_from_one_that_has_collected(tmp_path: Path) -> None:
+    """xdist's processes find the test modules imported; one that dies is replaced, and asserts are explained."""
+    (tmp_path / "test_of_them.py").write_text(FORKED_TESTS)
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-n", "2", "-p", "no:cacheprovider", "test_of_them.py"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    said = done.stdout + done.stderr
+    assert "2 failed, 3 passed" in said, said
+    assert "crashed while running 'test_of_them.py::test_b'" in said, said
+    assert "assert (1 + 1) == 3" in said, said
+    assert len(list(tmp_path.glob("import-*"))) == 1, said
