@@ -14,10 +14,10 @@ from nimble_jobs.cli import (
     options,
     output,
 )
-from nimble_jobs.cli.cache_rows import COLUMNS, KEYS, explained, measured_on, wanted_line
+from nimble_jobs.cli.cache_rows import COLUMNS, KEYS, explained, families, measured_on, wanted_line
 from nimble_jobs.cli.listing import Selection, print_rows
 from nimble_jobs.views import figures
-from nimble_jobs.views.schedules import rows_of
+from nimble_jobs.views.schedules import grouped, rows_of
 
 _EXPLAINED = 5  # reasons under a list
 
@@ -33,7 +33,7 @@ def ls(
     quiet: options.IdsOnly = False,
     json: options.Json = False,
 ) -> None:
-    """List the stored schedules, the oldest first.
+    """List the stored schedules, the oldest first; those of one model's buckets of texts together.
 
     Examples of filters: model=*resnet*, device=*H200*, size>100MB, used>30d, replay<2ms, speedup>2x, state=stale,
     resident=yes.
@@ -43,12 +43,19 @@ def ls(
 
         rows = rows_of(store, aged(store.schedules.list()))
         wanted = store.wanted.list()
-    shown = Selection(filters=filters or (), sort=sort or "created_at", limit=limit).apply(rows, KEYS)
+    order = "created_at" if sort is None else sort
+    shown = Selection(filters=filters or (), sort=order, limit=limit).apply(rows, KEYS)
+    if sort is None:
+        shown = grouped(shown)
     empty = "no schedule matches" if rows else "no stored schedules; build one with: nimble-jobs cache build SPEC"
     caption = measured_on(shown)
     print_rows(shown, COLUMNS, id_key="key", json=json, quiet=quiet, empty=empty, caption=caption)
     if not (json or quiet):
-        for line in [*explained(shown)[:_EXPLAINED], *(wanted_line(each) for each in wanted[:_EXPLAINED])]:
+        for line in [
+            *families(shown)[:_EXPLAINED],
+            *explained(shown)[:_EXPLAINED],
+            *(wanted_line(each) for each in wanted[:_EXPLAINED]),
+        ]:
             output.note(line)
 
 

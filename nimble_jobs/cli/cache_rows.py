@@ -35,6 +35,8 @@ KEYS: Keys = {
     "model": Kind.TEXT,
     "device": Kind.TEXT,
     "input": Kind.TEXT,
+    "bucket": Kind.NUMBER,
+    "family": Kind.TEXT,
     "dtype": Kind.TEXT,
     "mode": ("inference", "training"),
     "streams": Kind.NUMBER,
@@ -140,10 +142,32 @@ def measured_on(rows: Sequence[Row]) -> str:
     return f"measured on {'; '.join(devices[:3])}{'; ...' if len(devices) > 3 else ''}" if devices else ""
 
 
+def _input(row: Row) -> str:
+    """The shape of a batch; of texts, the rows and the tokens of each."""
+    if row["bucket"] is None:
+        return shape(row["input"])
+    return f"{row['input'].partition(']')[0].removeprefix('[')}×{row['bucket']} tokens"
+
+
+def families(rows: Sequence[Row]) -> list[str]:
+    """A line for each model of which schedules of several buckets of texts are listed."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["family"] is not None:
+            found.setdefault(row["family"], []).append(row)
+    return [
+        f"{those[0]['model']}: {len(those)} schedules for texts of up to "
+        f"{max(row['bucket'] for row in those):,} tokens, "
+        f"{figures.size(sum(row['bytes'] for row in those))} together ({figures.few([r['key'][:12] for r in those])})"
+        for those in found.values()
+        if len(those) > 1
+    ]
+
+
 COLUMNS = (
     Column(header="KEY", cell=lambda row: row["key"][:12]),
     Column(header="MODEL", cell=lambda row: row["model"], flexible=True),
-    Column(header="INPUT", cell=lambda row: shape(row["input"]), flexible=True, gives_first=True),
+    Column(header="INPUT", cell=_input, flexible=True, gives_first=True),
     Column(header="DTYPE", cell=lambda row: row["dtype"], from_width=100, telling=True),
     Column(header="MODE", cell=lambda row: row["mode"], from_width=150, telling=True),
     Column(header="STREAMS", cell=lambda row: str(row["streams"]), justify="right", from_width=100),

@@ -270,6 +270,7 @@ def _schedule(job: Job) -> list[tuple[str, str]]:
         "runs",
         "eager_is_faster",
         "first_run",
+        "spared",
         "buckets",
         *(("replay_us", "eager_us", "device") if speed else ()),
     }
@@ -287,6 +288,8 @@ def _bucket(bucket: dict[str, Any]) -> str:
     if bucket["runs"] != "eager" and bucket["hit"] == "miss":
         ran = "its schedule, built now"
     why = f": {bucket['fallback']}" if bucket["fallback"] else ""
+    if bucket.get("spared"):
+        why = f": {bucket['spared']}"
     return f"{bucket['records']:,} records, {bucket['batch']:,} in a batch, {ran}, {bucket['key'][:12]}{why}"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from nimble_jobs.store.records import ArtifactRef
 
 
+_PART = "input.part."
+_MASK = _PART + "attention_mask"
+
+
 def rows_of(store: Store, entries: Sequence[ScheduleEntry]) -> list[Row]:
     """The JSON rows of `cache ls`."""
     residents = store.schedules.residents([worker.id for worker in store.workers.live()])
@@ -25,6 +30,8 @@ def rows_of(store: Store, entries: Sequence[ScheduleEntry]) -> list[Row]:
             "model": entry.model,
             "device": entry.device,
             "input": entry.input,
+            "bucket": bucket_of(entry.parts),
+            "family": family_of(entry.parts),
             "dtype": entry.dtype,
             "mode": entry.mode,
             "streams": entry.streams,
@@ -45,6 +52,29 @@ def rows_of(store: Store, entries: Sequence[ScheduleEntry]) -> list[Row]:
         }
         for entry in entries
     ]
+
+
+def bucket_of(parts: Mapping[str, str]) -> int | None:
+    """The tokens of a row of a batch of texts; None for other inputs."""
+    kind, _, rest = parts.get(_MASK, "").partition("[")
+    length = rest.partition("]")[0]
+    return int(length) if kind == "mask_right" and length.isdecimal() else None
+
+
+def family_of(parts: Mapping[str, str]) -> str | None:
+    """What schedules of the same model have in common that differ in their bucket of texts only; None for others."""
+    if bucket_of(parts) is None:
+        return None
+    common = sorted((name, text) for name, text in parts.items() if name != "input" and not name.startswith(_PART))
+    return hashlib.sha256(repr(common).encode()).hexdigest()[:12]
+
+
+def grouped(rows: Sequence[Row]) -> list[Row]:
+    """The rows in their order, each family's together where its first row stands, by length."""
+    families: dict[str, list[Row]] = {}
+    for row in rows:
+        families.setdefault(row["family"] or row["key"], []).append(row)
+    return [row for family in families.values() for row in sorted(family, key=lambda row: row["bucket"] or 0)]
 
 
 def brief(entry_key: str, reason: str | None) -> str:

@@ -7,7 +7,7 @@ called after the last batch.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +24,7 @@ from nimble_jobs.planner.jobs.first_run import expected, idle_cores, kernels_and
 from nimble_jobs.planner.jobs.improve import build_now
 from nimble_jobs.planner.jobs.prepared import FirstRun
 from nimble_jobs.planner.search.contest import faster_in_eager
+from nimble_jobs.plural import count
 from nimble_jobs.store import Demand, Miss
 from nimble_jobs.workloads.context import JobContext
 from nimble_jobs.workloads.waiting import waiting
@@ -88,20 +89,35 @@ def better(context: JobContext, prepared: Prepared, at: At) -> Prepared:
     return found
 
 
-def finish(context: JobContext, prepared: Prepared, at: At) -> None:
-    """Call after the last batch. Builds that pay only later are left to idle workers; no build delays the end of a
-    `run`.
+def finish(context: JobContext, ended: Sequence[tuple[Prepared, At]]) -> None:
+    """Call after the last batch, with all models of the job. Builds that pay only later are left to idle workers; no
+    build delays the end of a `run`.
+
+    Models of which the same is to be said share an event.
     """
+    run_s = sum(at.run_s for _, at in ended)
+    said: dict[str, list[str]] = {}
+    for prepared, at in ended:
+        text = _finished(context, prepared, at, run_s)
+        if text is not None:
+            said.setdefault(text, []).append(prepared.loaded.key)
+    for text, keys in said.items():
+        number = f"{len(keys)} of {count(len(ended), 'bucket')}: " if len(ended) > 1 else ""
+        context.event("schedule", number + text, {"key": keys[0], "keys": keys})
+
+
+def _finished(context: JobContext, prepared: Prepared, at: At, run_s: float) -> str | None:
+    """What is to be said of the end of one model's turns, in a job of `run_s` seconds."""
     if prepared.progress is None or prepared.first_run is None:
-        return
+        return None
     run, loaded = prepared.first_run, prepared.loaded
     _close_move(run, at)
     if prepared.progress is Progress.MOVED or context.builders is None:
-        return
+        return None
     if loaded.ready and not loaded.instances:  # what was built says that eager is faster
-        return
+        return None
     if not run.why:
-        run.why = f"stayed in eager: the job ended after {at.run_s:.1f} s, too early to measure its rate"
+        run.why = f"stayed in eager: the job ended after {run_s:.1f} s, too early to measure its rate"
     _want(context, prepared, run, at)
     demand = _demand(context, prepared)
     if demand.failed is not None:
@@ -114,8 +130,7 @@ def finish(context: JobContext, prepared: Prepared, at: At) -> None:
     else:
         context.builders.alone(loaded.key, ends_at_once=not _uses(context, demand))
         left = "the job ended before its background build, which continues"
-    text = left if run.decision is not None else f"{run.why}; {left}"
-    context.event("schedule", text, {"key": loaded.key})
+    return left if run.decision is not None else f"{run.why}; {left}"
 
 
 _BY_HAND = "an idle worker will build the schedule; to build it now, run: nimble-jobs cache build SPEC"

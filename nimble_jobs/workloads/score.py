@@ -301,10 +301,11 @@ def tell(context: JobContext, prepared: Prepared, what: str = "") -> None:
         context.event("fallback", f"{what}runs in eager: {loaded.fallback}", {"key": loaded.key})
         return
     reason = f" ({prepared.miss_reason})" if prepared.miss_reason else ""
+    spared = f"; {loaded.spared}" if loaded.spared is not None else ""
     context.event(
         "schedule",
         f"{what}{prepared.hit.value} {loaded.key[:12]}{reason}: "
-        f"load {prepared.load_s:.3f} s, build {prepared.build_s:.3f} s{faster_in_eager(loaded.schedule)}",
+        f"load {prepared.load_s:.3f} s, build {prepared.build_s:.3f} s{faster_in_eager(loaded.schedule)}{spared}",
         {"key": loaded.key, "hit": prepared.hit.value},
     )
 

@@ -104,8 +104,7 @@ class Scoring:
             self._run()
         finally:
             self._feed.close()
-        for lane in self.lanes:
-            moving.finish(self._context, lane.prepared, self._at(lane))
+        moving.finish(self._context, [(lane.prepared, self._at(lane)) for lane in self.lanes])
         return self._stages.summary()
 
     def _run(self) -> None:

@@ -231,6 +231,7 @@ def test_cache_ls_fits_eighty_columns(runs: str) -> None:
         "key": "ab" * 32,
         "model": "torchvision:resnet18",
         "input": "x:int64[128, 512], mask:bool[128, 1, 512, 512]",
+        "bucket": None,
         "dtype": "fp32",
         "mode": "inference",
         "streams": 2,

@@ -20,9 +20,10 @@ from nimble_jobs.planner.jobs.background import order_of
 from nimble_jobs.planner.jobs.background import request_of as request_of_order
 from nimble_jobs.planner.jobs.replay import request_of
 from nimble_jobs.planner.keys.request import key_parts
+from nimble_jobs.planner.lookup.stored import Taken, read_stored
 from nimble_jobs.preprocess import of_words
 from nimble_jobs.sentence import Pooling, resolve
-from nimble_jobs.spec import ModelSpec
+from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve as home
 from nimble_jobs.worker.residency import Residents
@@ -87,6 +88,38 @@ def test_pooling_is_in_single_precision_for_every_model(dtype: Any, store: Store
     found = outputs_of(made.loaded, torch.from_numpy(layout.pack(tokens(layout))))["embedding"]
     assert found.dtype == torch.float32
     torch.testing.assert_close(found[:-1].norm(dim=1), torch.ones(len(LENGTHS) - 1))
+
+
+@pytest.mark.parametrize(
+    ("batches", "progressive", "loads"),
+    [(None, "auto", True), (1000.0, "auto", True), (4.0, "auto", False), (4.0, True, True)],
+)
+def test_a_stored_schedule_is_loaded_where_it_saves_more_than_its_check_costs(
+    batches: Any, progressive: Any, loads: bool, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU the check takes five batches' time. Unless the spec says when to move, a job of few batches stays in
+    eager, and says why.
+    """
+    folder, layout = write_bert(tmp_path / "m"), text_layout(8, vocabulary=40)
+    request = asked(folder, layout, pooling=Pooling(modes=("mean",)))
+    prepare(request, device=CPU, store=store, residents=Residents(2**30)).loaded.close()
+
+    def timed(key: str, store: Store) -> Any:
+        found = read_stored(key, store)
+        assert isinstance(found, Taken)
+        schedule = replace(found.value.schedule, eager_us=2e5, replay_us=1e5, runs="schedule")
+        return Taken(value=replace(found.value, schedule=schedule))
+
+    monkeypatch.setattr("nimble_jobs.planner.jobs.take.read_stored", timed)
+    asking = replace(request, batches=batches, schedule=ScheduleSpec(progressive=progressive))
+    made = prepare(asking, device=CPU, store=store, residents=Residents(2**30))
+    assert made.hit is Hit.STORED
+    assert made.loaded.fallback is None
+    assert bool(made.loaded.instances) is loads
+    why = "in eager, as its check takes 0.7 s, and about 4 full batches would save 0.4 s"
+    assert made.loaded.spared == (None if loads else why)
+    given = torch.from_numpy(layout.pack(tokens(layout)))
+    assert outputs_of(made.loaded, given)["embedding"].isfinite().all()
 
 
 def test_a_folder_of_sentence_transformers_has_a_schedule_of_its_own(store: Store, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from nimble_jobs.cli.jobs import _schedule
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.views.schedules import grouped, rows_of
 from nimble_jobs.worker.executor import execute, real_station
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.scoring import Scoring
@@ -249,6 +250,10 @@ def test_schedules_of_all_buckets_are_found_again(store: Store, tmp_path: Path, 
         hits.append([bucket["hit"] for bucket in job.schedule["buckets"]])
         assert worst(np.stack(list(outputs(tmp_path / out).values())), expected) < 1e-5
     assert hits == [["miss", "miss"], ["resident", "resident"], ["stored", "stored"]]
+    (one, other) = rows_of(store, store.schedules.list()[::-1])  # the longer one first
+    assert one["family"] == other["family"]
+    image = {**one, "key": "image", "bucket": None, "family": None}
+    assert [row["bucket"] for row in grouped([one, image, other])] == [16, 64, None]
     loaded: list[Any] = [station.residents.get(key) for key in station.residents.keys]
     assert len(loaded) == 2
     assert loaded[0].siblings is loaded[1].siblings
@@ -256,3 +261,16 @@ def test_schedules_of_all_buckets_are_found_again(store: Store, tmp_path: Path, 
         dict(one.module.named_parameters())["model.model.embeddings.word_embeddings.weight"] for one in loaded
     ]
     assert embeddings[0].data_ptr() == embeddings[1].data_ptr()
+
+
+def test_buckets_that_stay_in_eager_say_so_together(store: Store, tmp_path: Path, small: Path) -> None:
+    """One event with their number and keys, not one for each."""
+    source = write_texts(tmp_path / "t.parquet", sentences(60, 60))
+    spec = text_spec(tmp_path, small, source, schedule={"on_miss": "build"})
+    spec["input"]["text"] = {"buckets": [16, 32, 64]}
+    job = run(store, spec)
+    assert job.state is JobState.SUCCEEDED, job.error
+    said = [event for event in store.jobs.events(job.id) if "stayed in eager" in event.message]
+    assert len(said) == 1
+    assert said[0].message.startswith("3 of 3 buckets: stayed in eager: the job ended after ")
+    assert len(said[0].data["keys"]) == 3

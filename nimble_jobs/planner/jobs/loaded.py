@@ -95,6 +95,7 @@ class Loaded:
     instances: tuple[Instance, ...] = ()
     schedule: Schedule | None = None
     fallback: str | None = None
+    spared: str | None = None  # why a stored schedule is not loaded for this job
     limits: Limits | None = None  # of the whole numbers that it takes, once they were looked for
     observed: Observed | None = None  # what the module was before its first call
     carried: Carried | None = None  # the same, of a module that runs in eager or may come to
@@ -117,7 +118,7 @@ class Loaded:
     @property
     def undecided(self) -> bool:
         """Whether it runs in eager only because nothing has been built yet."""
-        return not self.instances and self.schedule is None and self.fallback is None
+        return not self.instances and self.schedule is None and self.fallback is None and self.spared is None
 
     @property
     def bytes(self) -> int:

@@ -70,6 +70,7 @@ class Prepared:
             "hit": self.hit.value,
             "runs": "schedule" if loaded.instances else "eager",
             "fallback": loaded.fallback,
+            "spared": loaded.spared,
             "eager_is_faster": loaded.ready and not loaded.instances,
             "miss_reason": self.miss_reason,
             "progress": self.progress.value if self.progress is not None else None,

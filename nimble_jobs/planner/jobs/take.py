@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.device import separate_memory
 from nimble_jobs.engine.observe import Observed, Watched
+from nimble_jobs.engine.verify import ROUNDS
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.graph.writes import names_written
@@ -29,8 +31,11 @@ from nimble_jobs.store import Store
 log = logging.getLogger(__name__)
 
 
-def take_stored(loaded: Loaded, store: Store, residents: Residents, report: Report) -> Taken[Loaded] | Miss | Refused:
-    """Give a loaded model the schedule that is stored under its key. What proves unfit is quarantined.
+def take_stored(
+    loaded: Loaded, store: Store, residents: Residents, report: Report, *, if_it_pays: bool = False
+) -> Taken[Loaded] | Miss | Refused:
+    """Give a loaded model the schedule that is stored under its key. What proves unfit is quarantined. With
+    `if_it_pays`, a schedule whose check takes longer than it can save this job is not loaded; `loaded.spared` says so.
 
     Raises OutOfMemory, DeviceFault, StoreError.
     """
@@ -40,12 +45,15 @@ def take_stored(loaded: Loaded, store: Store, residents: Residents, report: Repo
         return found
     material = found.value
     runs_eager = material.schedule.runs == "eager"
-    if not runs_eager:
+    if if_it_pays and not runs_eager:
+        loaded.spared = _loses(loaded, material.schedule)
+    if not runs_eager and loaded.spared is None:
         report(phase="check")
 
     def make() -> Loaded:
         if runs_eager:
             loaded.schedule = material.schedule
+        if runs_eager or loaded.spared is not None:
             return loaded
         residents.make_room(loaded.bytes + material.schedule.peak_bytes)
         with collector_paused():
@@ -53,6 +61,20 @@ def take_stored(loaded: Loaded, store: Store, residents: Residents, report: Repo
         return loaded
 
     return use_stored({loaded.key: material}, make, store, disagrees=_disagrees)
+
+
+def _loses(loaded: Loaded, schedule: Schedule) -> str | None:
+    """Why this job would lose time by loading a schedule, if it would. On a GPU a check takes milliseconds."""
+    batches = loaded.request.batches
+    if batches is None or separate_memory(loaded.device):
+        return None
+    runs_us = schedule.replay_us * schedule.in_flight  # once to capture, then as often as eager in the check
+    check_s = (runs_us + ROUNDS * (schedule.eager_us + runs_us)) / 1e6
+    saved_s = batches * (schedule.eager_us - schedule.replay_us) / 1e6
+    if saved_s > check_s:
+        return None
+    what = f"about {batches:.0f} full batches" if batches >= 1 else "no full batch"
+    return f"in eager, as its check takes {check_s:.2g} s, and {what} would save {max(0.0, saved_s):.2g} s"
 
 
 def _disagrees(error: CheckFailed) -> Refused:

@@ -42,6 +42,7 @@ class Request:
     pooling: Pooling | None = None  # also return one vector for each text, made of those of its tokens
     memory_bytes: int | None = None  # what the user gave all schedules on the device together; None: no limit given
     allowed_python: tuple[Path, ...] = ()
+    batches: float | None = None  # full ones that the job expects; None: unknown. No part of the key
 
     @property
     def input_shape(self) -> tuple[int, ...]:

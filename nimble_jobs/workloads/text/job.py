@@ -38,8 +38,8 @@ class TextPlan:
         return {"buckets": [bucket.length for bucket in self.buckets], "shares": list(self.shares)}
 
 
-def request_for(base: Request, bucket: Bucket) -> Request:
-    """What the batches of a bucket ask of the planner. `base` says the rest."""
+def request_for(base: Request, bucket: Bucket, records: float | None = None) -> Request:
+    """What the batches of a bucket, of about so many `records`, ask of the planner. `base` says the rest."""
     return replace(
         base,
         shape=(bucket.layout.nbytes,),
@@ -47,6 +47,7 @@ def request_for(base: Request, bucket: Bucket) -> Request:
         batch_size=bucket.rows,
         preprocess=None,
         packing=bucket.layout,
+        batches=records / bucket.rows if records is not None else None,
     )
 
 
@@ -77,7 +78,9 @@ def plan_of(
         )
         found = tuple(_shares(seen, lengths))
     buckets = buckets_of(lengths, setup, pads=pads)
-    requests = tuple(request_for(base, bucket) for bucket in buckets)
+    requests = tuple(
+        request_for(base, bucket, share * reader.total) for bucket, share in zip(buckets, found, strict=True)
+    )
     return TextPlan(setup=setup, buckets=buckets, requests=requests, shares=found)
 
 
@@ -143,6 +146,7 @@ def figures(feed: TextFeed, plan: TextPlan, lanes: Sequence[Lane], run_s: float)
                 "hit": lane.prepared.hit.value,
                 "runs": "schedule" if lane.prepared.loaded.instances else "eager",
                 "fallback": lane.prepared.loaded.fallback,
+                "spared": lane.prepared.loaded.spared,
             }
             for bucket, records, lane in zip(plan.buckets, counts.by_bucket, lanes, strict=True)
         ],
