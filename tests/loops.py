@@ -72,4 +72,4 @@ def check_answers(
         logits = ((small - mean) / std).mean((0, 1))
         shares = np.exp(logits) / np.exp(logits).sum()
         assert probability == pytest.approx(shares.max(), abs=within)
-        assert shares[top1] == pytest.approx(shares.max(), abs=within)
+        assert shares[top1] == pytest.approx(shares.max(), abs=within), f"{file.name}: {top1}, {probability}, {shares}"

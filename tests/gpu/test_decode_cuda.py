@@ -198,7 +198,7 @@ def test_a_batch_that_the_engines_refuse_is_left_to_the_host(
 
     monkeypatch.setattr(before, "decode", fails)
     assert decoded(decoder, batch(good), (*RESIZED, 3))[1] == list(range(8))
-    assert decoder.refusals == {"nvJPEG failed to decode a batch: 6": 8}
+    assert decoder.refusals == {"RuntimeError: nvJPEG failed to decode a batch: 6": 8}
     assert decoder._engines is not before
     again, failed = decoded(decoder, batch(good), (*RESIZED, 3))
     assert not failed
