@@ -23,6 +23,7 @@ from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import execute, real_station
 from nimble_jobs.workloads.columns import Columns
+from nimble_jobs.workloads.text import windows
 
 STAGES: dict[str, tuple[type, str]] = {
     "read": (Reader, "_load"),
@@ -34,6 +35,7 @@ STAGES: dict[str, tuple[type, str]] = {
     "publish": (Staging, "publish"),
 }
 FEW = 8  # pictures from which on processes decode them
+WINDOW = 64  # texts in a window, at least
 
 
 def main() -> None:
@@ -54,13 +56,13 @@ def main() -> None:
     for name, (owner, method) in STAGES.items():
         setattr(owner, method, counting(name, getattr(owner, method)))
     reader.FEW = FEW  # type: ignore[attr-defined]
+    windows.FEW_RECORDS = WINDOW
     with open_store(resolve(str(base / "home"))) as store:
         job = store.jobs.claim("w", device="cpu", now=time.time() + 1e6)
         assert job is not None
         station = real_station(store, "w", "cpu", None)
         execute(job, station)
-        assert station.decoders is not None
-        print({**counts, "processes": len(station.decoders.pids)})
+        print({**counts, "processes": len(station.decoders.pids) if station.decoders is not None else 0})
         station.close()
 
 
