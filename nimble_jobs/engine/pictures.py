@@ -231,18 +231,20 @@ class PictureDecoder:
         canaries = Canaries(flat, starts[takes], nbytes[takes])
         stream.synchronize()
         mine = np.flatnonzero(takes)
-        left_out = np.ones(len(mine), dtype=bool)
+        failure = None
         if len(mine):
             try:
                 engines.decode(addresses[mine], lengths[mine], sizes[mine], targets[mine], stream.cuda_stream)
-                left_out = canaries.untouched()
-                if left_out.any():
-                    self.refusals["the device reported a picture that it had not decoded"] += int(left_out.sum())
             except RuntimeError as e:
-                self.refusals[nvjpeg.refusal(e, self.device)] += len(mine)
-                self._engines = jpeg_engines.take(self.device, self._shaping.channels)  # the old may never finish again
+                failure = e
             finally:
                 stream.synchronize()  # the host's bytes have been read, and nothing is written any more
+        left_out = canaries.untouched() if failure is None else np.ones(len(mine), dtype=bool)
+        if failure is not None:
+            self.refusals[nvjpeg.refusal(failure, self.device)] += len(mine)
+            self._engines = jpeg_engines.take(self.device, self._shaping.channels)  # the old may never finish again
+        elif left_out.any():
+            self.refusals["the device reported a picture that it had not decoded"] += int(left_out.sum())
         done = mine[~left_out]
         failed += rows[mine[left_out]].tolist()
         planes = Planes(addresses=targets[done], sizes=sizes[done], held=(flat,))
