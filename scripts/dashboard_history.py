@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from datetime import date, timedelta
 from pathlib import Path
 
 import quickstart_data
@@ -121,6 +122,19 @@ def damage(folder: Folder) -> None:
     folder.nimble("cache", "verify", may_fail=True)
 
 
+def backfilled(folder: Folder, timer: str, days: int) -> None:
+    """Submit the jobs of a timer's last days, and wait until each tick has one."""
+    past = [date.today() - timedelta(days=ago) for ago in (days, 1)]
+    folder.nimble("cron", "backfill", timer, "--from", past[0].isoformat(), "--to", past[1].isoformat())
+    deadline = time.monotonic() + 300.0
+    while any(
+        tick["outcome"] == "waiting" for tick in json.loads(folder.nimble("cron", "show", timer, "--json"))["ticks"]
+    ):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"timer {timer}: its ticks still wait")
+        time.sleep(1)
+
+
 def make(folder: Folder) -> None:
     """The whole history; leaves no worker behind."""
     folder.write()
@@ -137,6 +151,7 @@ def make(folder: Folder) -> None:
     folder.nimble("wait", folder.nimble("submit", "jobs/digits-score.yaml"))
     folder.nimble("wait", folder.nimble("submit", "jobs/inbox-photos.yaml", "run.error_threshold=0.6"))
     folder.nimble("cron", "trigger", "photos-nightly")
+    backfilled(folder, "photos-nightly", days=4)
     folder.nimble(
         "wait", folder.nimble("submit", "jobs/photos.yaml", "input.batch_size=8", "output.path=out/photos-by-8")
     )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import cast
 
 import dashboard_history
+import numpy as np
 from PIL import Image
 from playwright.sync_api import Page, ViewportSize, sync_playwright
 
@@ -28,10 +29,28 @@ FLAGS = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
 WIDTHS = {1280: 800, 390: 844}  # and the heights of the screens
-TALLEST = 2200
+TALLEST = 1700
+PARTS = {"timeline": "Timeline of a replay"}  # pictures of one part of a view
 THEMES = ("light", "dark")
-COLOURS = (96, 48, 32)  # fewer if the file would be larger than that
-LARGEST = 80 * 1024
+COLOURS = (128, 96, 64, 48, 32)  # fewer if the file would be larger than that
+LARGEST = 78 * 1024
+HEIGHT = """(tallest) => {  // the page's own, or where the last of its parts ends that is not below `tallest`
+    const whole = document.documentElement.scrollHeight;
+    const sheets = [...document.querySelectorAll("main .sheet")];
+    const parts = sheets.flatMap((sheet) =>
+        sheet.clientHeight < tallest / 2 ? sheet : [...sheet.querySelectorAll("tbody tr")]);
+    const ends = parts.map((part) => part.getBoundingClientRect().bottom + scrollY);
+    return whole <= tallest ? whole : Math.max(...ends.filter((end) => end + 12 <= tallest)) + 12;
+}"""
+STYLE_COLOURS = """() => {  // what the custom properties of style.css are now, as [red, green, blue]
+    const names = [...document.styleSheets].flatMap((sheet) => [...sheet.cssRules])
+        .flatMap((rule) => [...(rule.style ?? [])]).filter((name) => name.startsWith("--"));
+    const probe = document.body.appendChild(document.createElement("i"));
+    return [...new Set(names)].map((name) => {
+        probe.style.color = `var(${name})`;
+        return getComputedStyle(probe).color.match(/\\d+/g).slice(0, 3).map(Number);
+    });
+}"""
 
 
 def views(folder: dashboard_history.Folder) -> dict[str, str]:
@@ -47,6 +66,8 @@ def views(folder: dashboard_history.Folder) -> dict[str, str]:
         "queue": "queue",
         "job": f"job/{newest('name=digits-long')}",
         "scored": f"job/{newest('name=photos', 'state=succeeded')}",
+        "timeline": f"job/{newest('name=photos', 'state=succeeded')}",
+        "resumed": f"job/{newest('name=digits-train')}",
         "failed": f"job/{newest('state=failed')}",
         "store": "store",
         "schedule": f"store/{sound}",
@@ -56,32 +77,48 @@ def views(folder: dashboard_history.Folder) -> dict[str, str]:
     }
 
 
-def take(page: Page, path: Path) -> None:
-    """The whole page, as far as it is not too tall, with few colours."""
-    height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
-    width = page.viewport_size["width"] if page.viewport_size else 0
-    data = page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
-    save(Image.open(io.BytesIO(data)).convert("RGB"), path)
+def take(page: Page, path: Path, part: str | None) -> None:
+    """One part of the page, else the whole page, or as many of its parts as are not too tall; with few colours."""
+    if part is not None:
+        section = page.locator(f'section[data-key="{part}"]')
+        section.scroll_into_view_if_needed()
+        page.evaluate("Promise.all([...document.images].map((image) => image.decode()))")
+        data = section.screenshot()
+    else:
+        height = page.evaluate(HEIGHT, TALLEST)
+        width = page.viewport_size["width"] if page.viewport_size else 0
+        data = page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
+    save(Image.open(io.BytesIO(data)).convert("RGB"), path, page.evaluate(STYLE_COLOURS))
     print(f"{path.name}: {path.stat().st_size / 1024:.0f} KiB")
 
 
-def save(picture: Image.Image, path: Path) -> None:
-    """Write it with as many colours as a small file allows."""
+def save(picture: Image.Image, path: Path, kept: list[list[int]]) -> None:
+    """Write it with as many colours as a small file allows, and these as they are."""
     for colours in COLOURS:
-        picture.quantize(palette=_palette(picture, colours), dither=Image.Dither.NONE).save(path, optimize=True)
+        _mapped(picture, _palette(picture, colours, kept)).save(path, optimize=True)
         if path.stat().st_size <= LARGEST:
             break
 
 
-def _palette(picture: Image.Image, count: int) -> Image.Image:
-    """Backgrounds and text keep their very colours; the rest are near to what is there."""
-    exact = count * 3 // 4
+def _mapped(picture: Image.Image, palette: np.ndarray) -> Image.Image:
+    """Each pixel in the nearest colour of the palette, uint8 [n, 3]. Pillow changes even colours that are in it."""
+    bands = (np.asarray(picture).astype(np.int32) << (16, 8, 0)).sum(axis=2)
+    colours, places = np.unique(bands, return_inverse=True)  # of one number a pixel, as that is quick
+    pixels = np.stack([colours >> 16, colours >> 8 & 255, colours & 255], axis=1)
+    nearest = ((pixels[:, None] - palette[None].astype(np.int32)) ** 2).sum(axis=2).argmin(axis=1)
+    found = Image.fromarray(nearest.astype(np.uint8)[places].reshape(bands.shape))
+    found.putpalette(palette.tobytes())
+    return found
+
+
+def _palette(picture: Image.Image, count: int, kept: list[list[int]]) -> np.ndarray:
+    """The kept colours and the most frequent ones as they are, and some that are near to the rest: uint8 [count, 3]."""
     counted = sorted(picture.getcolors(picture.width * picture.height) or [], reverse=True, key=lambda each: each[0])
-    colours = [band for _, colour in counted[:exact] for band in cast(tuple[int, int, int], colour)]
-    others = picture.quantize(count - exact, Image.Quantize.MAXCOVERAGE).getpalette() or []
-    palette = Image.new("P", (1, 1))
-    palette.putpalette(colours + others[: 3 * (count - exact)])
-    return palette
+    present = [cast(tuple[int, int, int], colour) for _, colour in counted]
+    wanted = {(red, green, blue) for red, green, blue in kept}
+    exact = [*(colour for colour in present if colour in wanted), *present[: count // 2]]
+    others = picture.quantize(count // 4, Image.Quantize.MAXCOVERAGE).getpalette() or []
+    return np.array([*exact, *np.reshape(others, (-1, 3)).tolist()], dtype=np.uint8)[:count]
 
 
 def pictures(address: str, routes: dict[str, str], widths: list[int], themes: list[str]) -> None:
@@ -100,7 +137,7 @@ def pictures(address: str, routes: dict[str, str], widths: list[int], themes: li
                     page.wait_for_selector(f'#main[data-route="#/{route}"]')
                     page.wait_for_selector('#connection[data-state="live"]')
                     page.wait_for_timeout(1200)  # curves and drawings
-                    take(page, IMAGES / f"dashboard-{view}-{width}-{theme}.png")
+                    take(page, IMAGES / f"dashboard-{view}-{width}-{theme}.png", PARTS.get(view))
                 context.close()
 
 

@@ -40,9 +40,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--claims", type=int, default=200)
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "docs" / "measurements" / "dashboard", help="without a suffix"
-    )
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "measurements" / "dashboard.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="nimble-jobs-") as folder, ExitStack() as open_ones:
         store = open_ones.enter_context(open_store(resolve(folder)))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import axe_playwright_python
 import pytest
+from playwright.sync_api import Route, expect
 
 from tests.browser.conftest import Dashboard, Tab, Tabs
 from tests.browser.seed import ERROR, HOSTILE, SHOWN, Seeded
@@ -60,6 +62,32 @@ def test_axe_finds_nothing(seeded: Seeded, dashboard: Dashboard, tabs: Tabs, sch
         found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
         problems = [(each["id"], [node["target"] for node in each["nodes"]]) for each in found]
         assert problems == [], (view, problems)
+
+
+def test_gpus(seeded: Seeded, tab: Tab) -> None:
+    """A card for each, also if they are alike, with memory and use; what a driver does not tell is left out."""
+    seeded.alive()
+    gpu = {"name": "NVIDIA H200", "memory_used_bytes": 45 << 30, "memory_total_bytes": 140 << 30, "utilisation": 0.625}
+    gpus = [
+        gpu | {"index": 0, "temperature_c": 41, "power_w": 322.4},
+        gpu | {"index": 1, "utilisation": None, "temperature_c": None, "power_w": None},
+    ]
+
+    def answer(route: Route) -> None:
+        response = route.fetch()
+        route.fulfill(response=response, json=response.json() | {"gpus": gpus})
+
+    tab.page.route("**/api/workers", answer)
+    page = tab.go("workers")
+    cards = page.locator('section[aria-label^="GPU"]')
+    for used in ("45.0 GiB of 140.0 GiB", "90.0 GiB of 140.0 GiB"):  # when they are drawn first, and again
+        expect(cards).to_have_count(2)
+        expect(cards.first).to_contain_text(used)
+        expect(cards.first).to_contain_text("Busy62%Temperature41 °CPower322 W")
+        expect(cards.last).to_contain_text("GPU 1: NVIDIA H200")
+        expect(cards.last).not_to_contain_text("Busy")
+        gpus[0]["memory_used_bytes"] = 90 << 30
+        seeded.store.jobs.event("note", "something has changed", now=time.time())
 
 
 def test_names_and_logs_are_text(seeded: Seeded, tab: Tab) -> None:

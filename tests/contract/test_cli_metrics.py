@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import pytest
 from tests.cli import Cli
 from tests.metrics import parsed, value
 from tests.store_samples import submit
+
+PROMTOOL = shutil.which("promtool")
 
 
 @pytest.fixture
@@ -28,6 +32,22 @@ def test_prints_both_formats(cli: Cli) -> None:
     assert (answer.code, answer.err) == (0, "")
     assert value(parsed(answer.out), "jobs", state="queued", kind="score") == 1
     assert cli("metrics", "--openmetrics").out.endswith("# EOF\n")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool: install prometheus to run this")
+def test_promtool_accepts_metrics_and_alerts(cli: Cli) -> None:
+    """Neither an error nor advice."""
+    assert PROMTOOL is not None
+    with cli.store() as store:
+        submit(store)
+    checked = subprocess.run(
+        [PROMTOOL, "check", "metrics"], input=cli("metrics").out, capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+    rules = Path(__file__).resolve().parents[2] / "docs" / "alerts.yml"
+    checked = subprocess.run([PROMTOOL, "check", "rules", rules], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, ""), checked
+    assert "SUCCESS" in checked.stdout
 
 
 def test_a_file_is_replaced_with_its_mode(cli: Cli, tmp_path: Path) -> None:

@@ -69,6 +69,12 @@ def test_curves_of_a_long_training_are_thinned(tmp_path: Path) -> None:
     assert max(b - a for a, b in itertools.pairwise(numbers)) < 5 * 100_000 / curves.POINTS
 
 
+def test_curves_without_a_file() -> None:
+    """A training that failed, or whose output was replaced, is left with the means of its epochs."""
+    found = curves.points(None, [epoch(1, step=3, loss=0.5, val_loss=0.7), epoch(2, step=6, loss=0.25, val_loss=0.6)])
+    assert found == [{"step": 3, "loss": 0.5, "val_loss": 0.7}, {"step": 6, "loss": 0.25, "val_loss": 0.6}]
+
+
 @pytest.mark.parametrize(
     "line", ["", "null", "[]", "{", '{"kind": "step"}', '{"kind": "step", "step": "1"}', "[" * 9999]
 )

@@ -119,13 +119,13 @@ class Page {
   /** One sentence on whether all is well; below it what is not, and what to do. */
   health() {
     const { well, alerts, counts } = this.overview;
-    const worst = alerts.some((alert) => alert.level === "problem") ? "bad" : alerts.length ? "warn" : "well";
+    const worst = alerts.some((alert) => alert.level === "problem") ? "bad" : alerts.length ? "warn" : "good";
     const { running, queued } = counts;
     const runs = running ? `${plural(running, "job")} ${running === 1 ? "runs" : "run"}` : `${well ? "no" : "No"} job runs`;
     const waits = queued ? `${whole(queued)} ${queued === 1 ? "waits" : "wait"}` : "none waits";
     const problems = alerts.filter((alert) => alert.level === "problem").length;
     const start = well ? "All is well: " : `${plural(problems, "problem")}. `;
-    const line = h("p", { class: worst }, icon(worst === "well" ? "succeeded" : "quarantined"), h("span", {}, `${start}${runs}, ${waits}.`));
+    const line = h("p", { data: { tone: worst } }, icon(worst === "good" ? "succeeded" : "quarantined"), h("span", {}, `${start}${runs}, ${waits}.`));
     const list = alerts.map((alert) => this.alert(alert));
     morphChildren($("#health"), h("section", {}, line, list.length ? h("ul", { class: "alerts" }, list) : null));
   }
@@ -134,7 +134,7 @@ class Page {
     const listed = ["failed", "quarantined"].includes(title);
     const about = listed ? h("a", { href: `#/queue?state=${title}` }, "Show them") : null;
     const next = hint || about ? h("div", { class: "muted" }, hint ? message(hint) : null, hint && about ? " · " : null, about) : null;
-    return h("li", { class: level === "problem" ? "bad" : null }, h("strong", {}, visible(title)), h("div", {}, message(words), next));
+    return h("li", { data: { tone: level === "problem" ? "bad" : "warn" } }, h("strong", {}, visible(title)), h("div", {}, message(words), next));
   }
 
   // ---- what changes

@@ -4,6 +4,7 @@ import { h } from "./dom.js";
 import { significant } from "./format.js";
 
 const HEIGHT = 180;
+const FEW = 50; // points that are marked, as one alone would be no line
 const SHOWN = ["loss", "accuracy", "lr"];
 const TITLES = { loss: "Loss", accuracy: "Accuracy", lr: "Learning rate" };
 
@@ -42,9 +43,9 @@ export class Curves {
     return this.column(name).findLast((value) => value !== null) ?? null;
   }
 
-  render() {
+  render(final) {
     const figures = this.figures();
-    if (!figures.length) return h("p", { class: "muted" }, "The first figures appear after the first steps.");
+    if (!figures.length) return h("p", { class: "muted" }, final ? "There are none: no epoch of it ended." : "The first figures appear after the first steps.");
     return h("div", { class: "charts" }, figures.map((name) => this.figure(name)));
   }
 
@@ -85,7 +86,7 @@ export class Curves {
       cursor: { show: false },
       scales: { x: { time: false } },
       axes: [{ ...axis, space: 36, size: 26 }, { ...axis, size: 52, values: (_, ticks) => ticks.map((value) => significant(value)) }],
-      series: [{}, line(colour("--line-a")), line(colour("--line-b"), { dash: [5, 3], points: { show: true, size: 5 } })],
+      series: [{}, line(colour("--line-a"), { points: { show: this.points.length < FEW, size: 4 } }), line(colour("--line-b"), { dash: [5, 3], points: { show: true, size: 5 } })],
     };
     return new uPlot(options, data, element);
   }

@@ -23,7 +23,7 @@ export function duration(seconds) {
 export function micros(us) {
   if (us === null || us === undefined) return NOTHING;
   if (us < 1000) return `${us.toFixed(1)}µs`;
-  return us < 1e5 ? `${(us / 1e3).toFixed(2)}ms` : `${Math.round(us / 1e3)}ms`;
+  return us < 1e5 ? `${(us / 1e3).toFixed(2)}ms` : `${whole(us / 1e3)}ms`;
 }
 
 export function size(bytes) {
@@ -49,13 +49,13 @@ export function significant(value, digits = 3) {
   return rounded !== 0 && Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded);
 }
 
-/** How far away a moment is, in its largest unit: "3 min ago", "in 2 h". */
+/** How far away a moment is, in its largest unit: "3m ago", "in 2h". */
 export function relative(iso, now = Date.now()) {
   const seconds = (Date.parse(iso) - now) / 1000;
   const distance = Math.abs(seconds);
   if (distance < 5) return "now";
-  const [unit, length] = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]].find((each) => distance >= each[1]);
-  const text = `${Math.floor(distance / length)} ${unit}`;
+  const [unit, length] = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]].find((each) => distance >= each[1]);
+  const text = `${Math.floor(distance / length)}${unit}`;
   return seconds < 0 ? `${text} ago` : `in ${text}`;
 }
 
@@ -66,10 +66,9 @@ const ABSOLUTE = new Intl.DateTimeFormat("sv", { ...CLOCK, timeZoneName: "short"
 export const absolute = (iso) => ABSOLUTE.format(new Date(iso));
 export const clock = (iso) => new Date(iso).toTimeString().slice(0, 8);
 
-/** `x:float32[4, 3, 32, 32]` as short as it is clear beside a dtype: 4×3×32×32. */
+/** `x:float32[4, 3, 32, 32], y:int64[4]` as short as it is clear beside a dtype: 4×3×32×32, y int64 4. */
 export function shape(text) {
-  const found = /^x:(\w+)\[([\d, ]+)\]$/.exec(text ?? "");
-  if (!found) return text ?? "";
-  const sizes = found[2].replaceAll(", ", "×");
-  return /^b?float/.test(found[1]) ? sizes : `${found[1]} ${sizes}`;
+  return (text ?? "").replace(/([\w.]+):(\w+)\[([\d, ]+)\]/g, (_, name, dtype, sizes) =>
+    [name === "x" ? "" : name, /^b?float/.test(dtype) ? "" : dtype, sizes.replaceAll(", ", "×")].filter(Boolean).join(" "),
+  );
 }

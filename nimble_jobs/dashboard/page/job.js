@@ -5,7 +5,7 @@ import { Curves } from "./curves.js";
 import { h, said, visible } from "./dom.js";
 import { absolute, clock, duration, micros, plural, rate, significant, size, whole } from "./format.js";
 import { Log } from "./log.js";
-import { badge, facts, jobButtons, jobLink, jobState, message, moment, progress, sheet, table, timing } from "./parts.js";
+import { badge, facts, jobButtons, jobLink, jobState, message, moment, progress, section, sheet, table, timing } from "./parts.js";
 
 const FINAL = ["succeeded", "failed", "cancelled", "quarantined"];
 const HITS = { miss: "built for this job", stored: "found in the store", resident: "already on the device" };
@@ -84,11 +84,12 @@ export class Job {
   }
 
   main() {
-    return [this.running(), this.learned(), this.failures(), this.job.attempt ? this.log.render(FINAL.includes(this.job.state)) : null, this.history()];
+    const log = this.job.attempt ? this.log.render(FINAL.includes(this.job.state)) : null;
+    return [this.running(), this.learned(), this.failures(), this.outputs(), log, this.history(), this.spec()];
   }
 
   side() {
-    return [this.about(), this.timings(), this.schedule().sheet, this.attempts(), this.outputs(), this.spec()];
+    return [this.about(), this.timings(), this.schedule().sheet, this.attempts()];
   }
 
   running() {
@@ -101,7 +102,7 @@ export class Job {
   }
 
   learned() {
-    return this.job.kind === "finetune" ? sheet("Training", this.curves.render()) : null;
+    return this.job.kind === "finetune" ? sheet("Training", this.curves.render(FINAL.includes(this.job.state))) : null;
   }
 
   failures() {
@@ -110,9 +111,9 @@ export class Job {
     const columns = [
       { title: "Records", number: true, cell: (kind) => whole(kind.count), label: "Records" },
       { title: "What was wrong", wide: true, cell: (kind) => said(kind.reason) },
-      { title: "First", wide: true, cell: (kind) => said(kind.first), label: "First" },
+      { title: "The first one", wide: true, cell: (kind) => said(kind.first), label: "The first one" },
     ];
-    return h("section", { class: "sheet", data: { key: "errors" } }, h("h2", {}, "Bad records"), table(columns, kinds, { caption: "Bad records by what was wrong", key: (kind) => kind.reason }));
+    return section("Bad records", table(columns, kinds, { caption: "Bad records by what was wrong", key: (kind) => kind.reason }));
   }
 
   history() {
@@ -124,7 +125,7 @@ export class Job {
         said(event.kind, "kind"),
         h("div", { class: "text" }, said(event.message)),
       );
-    return h("section", { class: "sheet", "aria-label": "Events", data: { key: "events" } }, h("h2", {}, "Events"), h("ol", { class: "events", tabindex: "0", "aria-label": "Events, the newest first" }, this.events.toReversed().map(line)));
+    return section("Events", h("ol", { class: "events", tabindex: "0", "aria-label": "Events, the newest first" }, this.events.toReversed().map(line)));
   }
 
   about() {
@@ -140,7 +141,7 @@ export class Job {
         ["Submitted", moment(job.created_at)],
         ["Started", job.started_at ? moment(job.started_at) : null],
         ["Ended", job.finished_at ? moment(job.finished_at) : null],
-        ["Took", job.elapsed_s === null ? null : duration(job.elapsed_s)],
+        [FINAL.includes(job.state) ? "Took" : "So far", job.elapsed_s === null ? null : duration(job.elapsed_s)],
         ["Attempt", job.attempt ? `${job.attempt} of ${job.max_attempts + job.attempts_before}` : null],
         ["Priority", job.priority ? String(job.priority) : null],
         ["Group", job.group],
@@ -232,5 +233,5 @@ export function candidates(tried) {
     { title: "Error", number: true, cell: (row) => (row.error === null || row.error === undefined ? "–" : significant(row.error, 2)), label: "Error" },
     { title: "Why", wide: true, cell: (row) => said(row.reason) },
   ];
-  return h("section", { class: "sheet", "aria-label": "Candidates", data: { key: "candidates" } }, h("h2", {}, "Candidates"), table(columns, tried, { caption: "Plans that were tried", key: (row) => row.name }));
+  return section("Candidates", table(columns, tried, { caption: "Plans that were tried", key: (row) => row.name }));
 }

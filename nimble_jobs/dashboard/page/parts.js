@@ -137,9 +137,12 @@ export function facts(pairs) {
   return h("dl", { class: "facts" }, shown.map(([name, value]) => [h("dt", {}, name), h("dd", {}, typeof value === "string" ? said(value) : value)]));
 }
 
-export function sheet(title, ...body) {
-  return h("section", { class: "sheet", "aria-label": typeof title === "string" ? title : null, data: { key: String(title) } }, h("h2", {}, title), h("div", { class: "body" }, body));
+/** A part of a view, below its title. Tables reach from edge to edge; for anything else there is `sheet`. */
+export function section(title, ...body) {
+  return h("section", { class: "sheet", "aria-label": visible(title), data: { key: title } }, h("h2", {}, said(title)), body);
 }
+
+export const sheet = (title, ...body) => section(title, h("div", { class: "body" }, body));
 
 export function tile(value, label) {
   return h("div", { class: "sheet tile" }, h("b", {}, value), h("span", {}, label));

@@ -4,7 +4,7 @@ import { at, get } from "./api.js";
 import { h, said, visible } from "./dom.js";
 import { duration, few, micros, percent, plural, shape, size, whole } from "./format.js";
 import { candidates } from "./job.js";
-import { badge, command, empty, facts, message, moment, pages, sheet, table, tile } from "./parts.js";
+import { badge, command, empty, facts, message, moment, pages, section, sheet, table, tile } from "./parts.js";
 
 export function scheduleState(row) {
   return row.state === "ready" && row.resident.length ? badge("resident") : badge(row.state);
@@ -55,14 +55,14 @@ export class Store {
       { title: "State", cell: (row) => scheduleState(row) },
       { title: "Replay", number: true, cell: (row) => micros(row.replay_us), label: "Replay" },
       { title: "Eager", number: true, cell: (row) => micros(row.eager_us), label: "Eager" },
-      { title: "Speed-up", number: true, cell: speedup },
+      { title: "Speed-up", number: true, cell: speedup, label: "Speed-up" },
       { title: "Streams", number: true, cell: (row) => whole(row.streams), label: "Streams" },
-      { title: "Size", number: true, cell: (row) => size(row.bytes) },
+      { title: "Size", number: true, cell: (row) => size(row.bytes), label: "Size" },
       { title: "Hits", number: true, cell: (row) => whole(row.hits), label: "Hits" },
-      { title: "Used", cell: (row) => moment(row.last_used_at) },
+      { title: "Used", cell: (row) => moment(row.last_used_at), label: "Used" },
       { title: "Note", kind: (row) => `note-cell${row.state === "quarantined" ? " bad" : ""}`, cell: (row) => (row.reason ? h("span", { class: "clamp", title: visible(row.reason) }, message(row.reason.replace(`schedule ${row.key}: `, ""))) : null) },
     ];
-    return h("section", { class: "sheet", "aria-label": visible(device), data: { key: device } }, h("h2", {}, said(device)), table(columns, rows, { caption: `Schedules for ${visible(device)}`, key: (row) => row.key, open: (row) => `#/store/${row.key}` }));
+    return section(device, table(columns, rows, { caption: `Schedules for ${visible(device)}`, key: (row) => row.key, open: (row) => `#/store/${row.key}` }));
   }
 
   misses(stats) {
@@ -73,7 +73,7 @@ export class Store {
       { title: "Misses", number: true, cell: ([, count]) => whole(count), label: "Misses" },
       { title: "Why", wide: true, cell: ([reason]) => said(reason) },
     ];
-    return h("section", { class: "sheet", "aria-label": "Misses", data: { key: "misses" } }, h("h2", {}, "Why schedules were missed"), table(columns, reasons, { caption: "Misses by reason", key: ([reason]) => reason }), this.recent(recent));
+    return section("Why schedules were missed", table(columns, reasons, { caption: "Misses by reason", key: ([reason]) => reason }), this.recent(recent));
   }
 
   recent(rows) {
@@ -105,7 +105,7 @@ export class Schedule {
     const row = this.data;
     const { graph, check, memory } = row;
     const about = [
-      ["Model", row.model],
+      ["Key", h("span", { class: "mono" }, few(row.key))],
       ["Input", row.input],
       ["Mode", `${row.mode}, ${row.dtype}`],
       ["Device", row.device],
@@ -131,7 +131,7 @@ export class Schedule {
       : null;
     return [
       h("a", { class: "back", href: "#/store" }, "← Store"),
-      h("div", { class: "head" }, h("h1", { class: "mono-title" }, few(row.key)), scheduleState(row)),
+      h("div", { class: "head" }, h("h1", {}, said(row.model)), scheduleState(row)),
       row.reason ? h("div", { class: "note", data: { tone: "bad" } }, message(row.reason)) : null,
       h("div", { class: "columns" }, h("div", {}, sheet("About", facts(about))), h("div", {}, shape ? sheet("Graph", facts(shape)) : null)),
       candidates(row.candidates),

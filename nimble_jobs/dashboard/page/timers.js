@@ -3,7 +3,7 @@
 import { at, get } from "./api.js";
 import { h, said, visible } from "./dom.js";
 import { absolute, duration, plural } from "./format.js";
-import { badge, button, command, empty, facts, jobLink, message, moment, pages, sheet, stateIcon, table } from "./parts.js";
+import { badge, button, command, empty, facts, jobLink, message, moment, pages, section, sheet, stateIcon, table } from "./parts.js";
 
 const state = (tick) => tick.state ?? tick.outcome;
 const page = (name) => `#/timers/${encodeURIComponent(name)}`;
@@ -100,14 +100,14 @@ export class Timer {
   }
 
   past(row) {
-    if (!row.ticks.length) return h("section", { class: "sheet" }, h("h2", {}, "Past ticks"), empty("It has not fired yet.", "Run it now with: ", command(`nimble-jobs cron trigger ${row.name}`)));
+    if (!row.ticks.length) return section("Past ticks", empty("It has not fired yet.", "Run it now with: ", command(`nimble-jobs cron trigger ${row.name}`)));
     const columns = [
       { title: "Tick", kind: "name", cell: (tick) => [h("span", { title: absolute(tick.tick) }, tick.local), h("span", { class: "sub" }, tick.kind)] },
       { title: "Outcome", cell: (tick) => [badge(tick.outcome), tick.count > 1 ? h("span", { class: "sub" }, `with the next ${plural(tick.count - 1, "tick")}`) : null] },
       { title: "Job", cell: (tick) => (tick.job ? [jobLink(tick.job), h("span", { class: "sub" }, tick.state ? badge(tick.state) : null)] : "–") },
       { title: "Why", kind: "note-cell", cell: (tick) => (tick.reason || tick.error ? message(tick.reason ?? tick.error) : null) },
     ];
-    return h("section", { class: "sheet", "aria-label": "Past ticks", data: { key: "past" } }, h("h2", {}, "Past ticks"), table(columns, row.ticks, { caption: "Past ticks, the newest first", key: (tick) => tick.tick }));
+    return section("Past ticks", table(columns, row.ticks, { caption: "Past ticks, the newest first", key: (tick) => tick.tick }));
   }
 
   coming(row) {

@@ -38,7 +38,7 @@ export class Workers {
       h("div", { class: "head" }, h("h1", {}, "Workers")),
       workers.length ? h("div", { class: "cards" }, workers.map((row) => this.worker(row, page.readOnly))) : h("section", { class: "sheet" }, nothing),
       h("h2", { class: "large" }, "GPUs"),
-      gpus.length ? h("div", { class: "cards" }, gpus.map((gpu) => this.gpu(gpu))) : h("section", { class: "sheet" }, empty("No GPU was found on this machine.", "Jobs run on the CPU. What was looked for: ", command("nimble-jobs doctor"))),
+      gpus.length ? h("div", { class: "cards" }, gpus.map((gpu) => this.gpu(gpu))) : h("section", { class: "sheet" }, empty("No GPU was found on this machine.", "Jobs run on the CPU. To see what was looked for: ", command("nimble-jobs doctor"))),
     ];
   }
 
@@ -77,12 +77,12 @@ export class Workers {
     if (!row.job) return h("p", { class: "muted" }, "It runs no job now.");
     const job = row.running;
     if (!job) return h("p", {}, "Runs ", jobLink(row.job));
-    return h("div", {}, h("p", {}, jobLink(job.id, job.name), h("span", { class: "muted" }, ` · ${[job.doing ?? job.phase, job.records_per_s ? rate(job.records_per_s, "records") : null, timing(job)].filter((word) => word && word !== "–").join(" · ")}`)), progress(job));
+    return h("div", { class: "running" }, h("p", {}, jobLink(job.id, job.name), h("span", { class: "muted" }, ` · ${[job.doing ?? job.phase, job.records_per_s ? rate(job.records_per_s, "records") : null, timing(job)].filter((word) => word && word !== "–").join(" · ")}`)), progress(job));
   }
 
   gpu(gpu) {
     return sheet(
-      gpu.name,
+      `GPU ${gpu.index}: ${gpu.name}`,
       meter("Memory", gpu.memory_used_bytes, gpu.memory_total_bytes),
       facts([["Busy", gpu.utilisation === null || gpu.utilisation === undefined ? null : percent(gpu.utilisation)], ["Temperature", gpu.temperature_c ? `${gpu.temperature_c} °C` : null], ["Power", gpu.power_w ? `${Math.round(gpu.power_w)} W` : null]]),
     );

@@ -22,12 +22,16 @@ _LEFT_OUT = ("kind", "epoch", "skipped")
 
 
 def points(path: Path | None, events: Iterable[Event]) -> list[dict[str, float]]:
-    """One object for each step that is shown, by `step`: figures by name; those of held-out data begin with `val_`."""
+    """One object for each step that is shown, by `step`: figures by name; those of held-out data begin with `val_`.
+
+    Without the file, as of a training that failed or whose output was replaced: the means of each epoch.
+    """
     found: dict[int, dict[str, float]] = {}
     for line in _sampled(path) if path is not None else ():
         _take(found, line)
+    told_by_steps = {name for row in found.values() for name in row} - {"step"}
     for metrics in _thinned([event.data for event in events if event.kind == "epoch"]):
-        _take(found, {name: value for name, value in metrics.items() if name.startswith("val_") or name == "step"})
+        _take(found, {name: value for name, value in metrics.items() if name not in told_by_steps})
     return [found[step] for step in sorted(found)]
 
 
