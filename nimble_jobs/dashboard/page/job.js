@@ -218,7 +218,7 @@ export class Job {
   timelineSheet() {
     if (!this.stored) return null;
     const path = at("jobs", this.id, "timeline.svg");
-    return sheet("Timeline of a replay", h("a", { href: path, target: "_blank", rel: "noopener" }, h("img", { class: "timeline", src: path, loading: "lazy", alt: "When each task of the schedule runs, a row for each stream. Opens alone in a new tab." })));
+    return sheet("Timeline of a replay", h("a", { class: "drawing", href: path, target: "_blank", rel: "noopener" }, h("img", { class: "timeline", src: path, loading: "lazy", alt: "When each task of the schedule runs, a row for each stream. Opens alone in a new tab." })));
   }
 }
 
