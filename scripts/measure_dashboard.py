@@ -74,7 +74,6 @@ def views(board: Dashboard, ids: list[str]) -> list[dict[str, Any]]:
         f"/api/jobs/{job}",
         f"/api/jobs/{job}/events",
         f"/api/jobs/{job}/log",
-        f"/api/jobs/{job}/errors",
         "/api/store",
         "/api/schedules",
         "/api/timers",

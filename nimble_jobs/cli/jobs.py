@@ -45,8 +45,8 @@ def register(app: typer.Typer) -> None:
 def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
     """Show a job, or an array.
 
-    Prints state, attempts, schedule, timings, outputs and events. For an array it prints how many jobs are in each
-    state, and the jobs.
+    Prints state, attempts, schedule, timings, bad records by what was wrong with them, outputs and events. For an array
+    it prints how many jobs are in each state, and the jobs.
     """
     from nimble_jobs import client
 
