@@ -30,7 +30,8 @@ def explained(answer: dict[str, Any]) -> list[render.Section]:
 
 def _bucket(bucket: dict[str, Any]) -> str:
     """One of the schedules for texts."""
-    words = [f"{bucket['batch']:,} in a batch", f"{bucket['share']:.1%} of the texts", _HITS[bucket["hit"]]]
+    share = None if bucket["share"] is None else f"{bucket['share']:.1%} of the texts"
+    words = [f"{bucket['batch']:,} in a batch", *([share] if share else []), _HITS[bucket["hit"]]]
     if bucket["replay_us"] is not None:
         words.append(f"a replay takes {figures.micros(bucket['replay_us'])}")
     return ", ".join([*words, bucket["key"][:12]]) + (f": {bucket['fallback']}" if bucket["fallback"] else "")

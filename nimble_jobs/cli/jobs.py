@@ -290,7 +290,9 @@ def _bucket(bucket: dict[str, Any]) -> str:
     why = f": {bucket['fallback']}" if bucket["fallback"] else ""
     if bucket.get("spared"):
         why = f": {bucket['spared']}"
-    return f"{bucket['records']:,} records, {bucket['batch']:,} in a batch, {ran}, {bucket['key'][:12]}{why}"
+    records = f"{bucket['records']:,} records, " if "records" in bucket else ""  # a training takes them every epoch
+    took = f", {figures.micros(bucket['replay_us'])} a step" if bucket.get("replay_us") else ""
+    return f"{records}{bucket['batch']:,} in a batch, {ran}{took}, {bucket['key'][:12]}{why}"
 
 
 def _attempt(attempt: Attempt) -> str:

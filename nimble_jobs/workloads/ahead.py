@@ -25,6 +25,7 @@ from nimble_jobs.workloads.score import request_of
 from nimble_jobs.workloads.text.job import TextPlan, plan_of
 from nimble_jobs.workloads.text.setup import set_up
 from nimble_jobs.workloads.training import ahead as training
+from nimble_jobs.workloads.training import text_ahead as text_training
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,7 +70,7 @@ def asked_each(
 def why(spec: JobSpec, *, store: Store, memory_bytes: int | None = None) -> Why:
     """Hit or miss, and what differs. Nothing is built. Of the buckets of texts, the first miss answers."""
     if spec.kind == "finetune":
-        return training.why(spec, store=store)
+        return text_training.why(spec, store=store) if spec.input.format == "text" else training.why(spec, store=store)
     wanted = asked_each(spec, store=store, memory_bytes=memory_bytes)
     answers = [planner_why(request, device=wanted.device, store=store) for request in wanted.requests]
     return next((answer for answer in answers if not answer.hit), answers[wanted.main])
@@ -90,14 +91,17 @@ def build(
     `told` hears what is going on. Raises UsageError for batch sizes of texts.
     """
     permission.check(spec.model, allowed_python)
+    if batch_sizes and spec.input.format in TEXTS:
+        raise UsageError(
+            "--batch-size: batches of texts are counted in tokens; set input.text.tokens_per_batch instead"
+        )
+    if spec.kind == "finetune" and spec.input.format == "text":
+        yield from text_training.build(spec, store=store, allowed_python=allowed_python, told=told)
+        return
     if spec.kind == "finetune":
         yield from training.build(spec, store=store, batch_sizes=batch_sizes, allowed_python=allowed_python, told=told)
         return
     wanted = asked_each(spec, store=store, allowed_python=allowed_python, memory_bytes=memory_bytes)
-    if batch_sizes and wanted.texts is not None:
-        raise UsageError(
-            "--batch-size: batches of texts are counted in tokens; set input.text.tokens_per_batch instead"
-        )
     requests = [replace(wanted.requests[0], batch_size=size) for size in batch_sizes] or wanted.requests
     for number, request in enumerate(requests):
         before = f"bucket {number + 1} of {len(requests)}: " if wanted.texts is not None else ""

@@ -14,6 +14,7 @@ from nimble_jobs.store import Store
 from nimble_jobs.workloads.ahead import asked_each
 from nimble_jobs.workloads.forecast import forecast
 from nimble_jobs.workloads.training import ahead as training
+from nimble_jobs.workloads.training import text_ahead as text_training
 
 
 def explain(
@@ -34,10 +35,18 @@ def explain(
     OutOfMemory.
     """
     if spec.kind == "finetune":
-        found = training.explain(spec, store=store, build=build, allowed_python=allowed_python, told=told)
+        buckets = None
+        if spec.input.format == "text":
+            found, buckets = text_training.explain(
+                spec, store=store, build=build, allowed_python=allowed_python, told=told
+            )
+        else:
+            found = training.explain(spec, store=store, build=build, allowed_python=allowed_python, told=told)
         answer, schedule = planner.explained(found[Role.UPDATE]), found[Role.UPDATE].schedule
         if Role.ACCUMULATE in found:
             answer["accumulate"] = planner.explained(found[Role.ACCUMULATE])
+        if buckets is not None:
+            answer["buckets"] = buckets
     else:
         wanted = asked_each(spec, store=store, allowed_python=allowed_python, memory_bytes=memory_bytes)
         found_all = [

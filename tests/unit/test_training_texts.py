@@ -211,7 +211,7 @@ def test_the_curve_of_plain_pytorch(folder: Path, accumulate: int) -> None:
     attempt = Attempt(spec)
     outcome = attempt.run()
     assert attempt.said("fallback") == []
-    assert [bucket["tokens"] for bucket in outcome.schedule["buckets"]] == [32, 16]
+    assert [bucket["length"] for bucket in outcome.schedule["buckets"]] == [32, 16]
     assert [line["loss"] for line in metrics(spec.output.path, "step")] == pytest.approx(losses, rel=1e-4)
     transformers = pytest.importorskip("transformers")
     made = transformers.AutoModelForSequenceClassification.from_pretrained(spec.output.path)

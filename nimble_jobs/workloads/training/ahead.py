@@ -11,7 +11,7 @@ import torch
 
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
-from nimble_jobs.errors import OutOfMemory, UsageError
+from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.planner.jobs.ahead import WAITING, Ahead, Answer, Told, look_up_parts, reporter
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import code_parts, forward_parts, program_parts, step_parts
@@ -30,7 +30,7 @@ from nimble_jobs.workloads.training.step.validation import Forward, replayable
 def why(spec: JobSpec, *, store: Store) -> Why:
     """Hit or miss of the step's programs and of what its validations replay, and what differs for the first miss.
 
-    Nothing is built. Raises UsageError for a training on texts.
+    Nothing is built.
     """
     keys, x = _asked(spec)
     answers = [why_of(parts, store=store) for parts in keys.values()]
@@ -104,8 +104,7 @@ def build(
 
 
 def _asked(spec: JobSpec) -> tuple[dict[Role, dict[str, str]], torch.Tensor]:
-    """The key parts of the step's programs, and an example of the step's input. Raises UsageError for texts."""
-    _refuse_texts(spec)
+    """The key parts of the step's programs, and an example of the step's input."""
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
     with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
@@ -114,15 +113,6 @@ def _asked(spec: JobSpec) -> tuple[dict[Role, dict[str, str]], torch.Tensor]:
         parts = step_parts(code_parts(spec.model, train), train, spec.schedule, x, y, device)
     roles = (Role.UPDATE, Role.ACCUMULATE) if train.accumulate > 1 else (Role.UPDATE,)
     return {role: program_parts(parts, role) for role in roles}, x
-
-
-def _refuse_texts(spec: JobSpec) -> None:
-    """Its buckets follow from all of its texts, and each has a step of its own."""
-    if spec.input.format == "text":
-        raise UsageError(
-            "input.format: the schedules of a training on texts are known only to the job itself; expected kind: "
-            "score, or run the training, which stores them and lists them in `show`"
-        )
 
 
 def _replays_validations(spec: JobSpec) -> bool:
@@ -137,7 +127,6 @@ def _prepare(
 
     Raises ModelError, DataError, OutOfMemory.
     """
-    _refuse_texts(spec)
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
     report, validation = reporter(told), None

@@ -68,7 +68,7 @@ def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
         reader = readers.enter_context(open_reader(spec.input, targets=targets(spec.train.loss)))
         held_out = None
         if spec.train.validation is not None:
-            held_out = readers.enter_context(_open_held_out(spec, spec.train.validation.source, reader))
+            held_out = readers.enter_context(open_held_out(spec, spec.train.validation.source, reader))
         if not reader.has_labels:
             raise DataError("input.fields.label: fine-tuning needs labels; the input has none")
         texts = None
@@ -114,7 +114,7 @@ def _tell_cut(context: JobContext, texts: TrainTexts) -> None:
         context.event("truncated", f"{texts.cut:,} texts were cut to {limit} tokens", {"truncated": texts.cut})
 
 
-def _open_held_out(spec: JobSpec, source: str, reader: Reader) -> Reader:
+def open_held_out(spec: JobSpec, source: str, reader: Reader) -> Reader:
     """The records of `train.validation`. Raises DataError if they do not match the input's."""
     assert spec.train is not None
     held_out = open_reader(

@@ -142,13 +142,14 @@ def summary_of_all(setup: Setup, prepared: Sequence[PreparedStep], device: torch
         schedule = one.step.schedule
         buckets.append(
             {
-                "tokens": each.tokens,
-                "batch_size": each.request.x.shape[0],
+                "length": each.tokens,
+                "batch": each.request.x.shape[0],
                 "key": one.key,
                 "hit": one.hit.value,
                 "runs": "eager" if schedule is None else schedule.runs,
                 "replay_us": None if schedule is None else schedule.replay_us,
                 "eager_us": None if schedule is None else schedule.eager_us,
+                "fallback": one.step.fallback,
             }
         )
     missed = next((one for one in prepared if one.hit is Hit.MISS), None)
