@@ -10,15 +10,15 @@ from PIL import Image
 
 from nimble_jobs.bench.scoring import photos
 from nimble_jobs.bench.scoring.preparation import fitted
-from tests.loops import photo
 
 SIDE = 64
 
 
 def test_a_few_classes_compete_and_rounding_decides_nothing(tmp_path: Path) -> None:
     """All answers are among eight classes, more than one is given, and one level of 255 hardly changes any."""
-    recipe = photos.Recipe(count=64, width=96, height=80, photos=("photo.png",))
-    files = photos.provide(tmp_path / "jpeg", recipe, [photo(tmp_path / "photo.png")], lambda _: None)
+    sources = photos.sources()
+    recipe = photos.Recipe(count=64, width=96, height=80, photos=tuple(source.name for source in sources))
+    files = photos.provide(tmp_path / "jpeg", recipe, sources, lambda _: None)
     model = fitted("shufflenet_v2_x0_5", files, SIDE)
     pixels = np.stack([np.asarray(Image.open(file).convert("RGB").resize((SIDE, SIDE))) for file in files])
     rounded = np.clip(pixels + np.random.default_rng(0).integers(-1, 2, pixels.shape), 0, 255)

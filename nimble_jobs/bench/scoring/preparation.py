@@ -1,8 +1,8 @@
 """Weights that tell pictures apart, without a download: random ones, fitted to a few pictures.
 
 Random weights alone give every picture the same class, so that top-1 compares nothing. Here the statistics of batch
-normalisation are those of some pictures, and the classifier is shifted and scaled so that each class has mean 0 and
-the same spread over them. Only a few classes compete: among a thousand, the rounding of pixels alone would decide.
+normalisation are those of some pictures, and the classifier says which of a few pictures, far apart, another is most
+like. So most answers are clear, and rounding of pixels changes few.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from nimble_jobs.spec.model import ModelSpec
 
 PICTURES = 64
 _BATCH = 32
-_SPREAD = 3.0  # standard deviation of a class's logits
-_CLASSES = 8  # that compete
-_NEVER = -100.0  # the logit of all others
+_CLASSES = 8  # one for each picture that others are compared with
+_SHARP = 8.0  # logits a class loses for a picture as far away as pictures are on average
+_NEVER = -100.0  # the logit of all other classes
 
 
 def fitted(name: str, files: Sequence[Path], side: int) -> nn.Module:
@@ -40,14 +40,37 @@ def fitted(name: str, files: Sequence[Path], side: int) -> nn.Module:
         for part in x.split(_BATCH):
             model(part)
         model.eval()
-        logits = torch.cat([model(part) for part in x.split(_BATCH)])
-        last = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
-        for linear in last:
-            factor = _SPREAD / logits.std(0).clamp_min(1e-6)
-            linear.bias.copy_((linear.bias - logits.mean(0)) * factor)
-            linear.weight.mul_(factor[:, None])
-            linear.weight[_CLASSES:], linear.bias[_CLASSES:] = 0.0, _NEVER
+        last = next((m for m in reversed(list(model.modules())) if isinstance(m, nn.Linear)), None)
+        if last is not None:
+            _compare(last, _inputs(model, last, x))
     return model
+
+
+def _inputs(model: nn.Module, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """What the layer gets, [n, features], for x [n, 3, side, side]."""
+    seen: list[torch.Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    for part in x.split(_BATCH):
+        model(part)
+    handle.remove()
+    return torch.cat(seen)
+
+
+def _compare(layer: nn.Linear, features: torch.Tensor) -> None:
+    """Let class k be the more likely the nearer features are to those of picture k, of a few that are far apart.
+
+    Minus the squared distance to a point is linear in the features but for a term that all classes share.
+    """
+    chosen = [0]
+    while len(chosen) < min(_CLASSES, layer.out_features, len(features)):
+        chosen.append(int(torch.cdist(features, features[chosen]).amin(1).argmax()))
+    points = features[chosen]
+    scale = _SHARP / features.var(0).sum().clamp_min(1e-12)
+    layer.weight.zero_()
+    layer.bias.fill_(_NEVER)
+    layer.weight[: len(points)] = 2 * scale * points
+    layer.bias[: len(points)] = -scale * points.square().sum(1)
+    layer.bias[: len(points)] -= (features @ layer.weight.T + layer.bias)[:, : len(points)].mean()  # fits fp16
 
 
 def _pixels(file: Path, side: int) -> torch.Tensor:
