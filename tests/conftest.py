@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,7 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if complete:
         os.environ[prefork.COLD] = "1"
     elif not os.environ.get(prefork.COLD) and not config.option.collectonly:
-        config.stash[_SERVERS] = [prefork.Server(prefork.PROCESSES)]
+        config.stash[_SERVERS] = [server := prefork.Server()]
+        server.announce()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -71,10 +71,10 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Before xdist starts the test processes: have them forked from one that has collected the tests."""
     if _SERVERS in config.stash:
         chosen = [str(config.invocation_params.dir / arg) for arg in config.args]
-        config.stash[_SERVERS].append(prefork.Server(prefork.WORKERS, *chosen))
-        python = shlex.join([sys.executable, str(Path(__file__).parent / "xdist_python.py")])
+        server = prefork.Server(*chosen)
+        config.stash[_SERVERS].append(server)
         for spec in specs:
-            spec.python = python
+            spec.python = shlex.join(prefork.words(server.path))
 
 
 def _leave_to_rest(config: pytest.Config) -> None:

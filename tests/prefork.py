@@ -5,8 +5,8 @@ own process id, files, folder, environment and signals, and ends as any other. W
 it is started with `subprocess`. A process whose PYTHONPATH differs from that of the tests, or that is to show what it
 imports, is always started so.
 
-The test processes of pytest-xdist are forked likewise, from a process that has imported all test modules
-(`xdist_python.py`).
+The test processes of pytest-xdist are forked likewise, from a process that has imported all test modules. xdist starts
+them by `forked_python.py`, which also stands for Python in commands that a shell starts.
 """
 
 from __future__ import annotations
@@ -29,24 +29,22 @@ from types import TracebackType
 from typing import IO, Any
 
 COLD = "NIMBLE_JOBS_TESTS_COLD"
-PROCESSES = "NIMBLE_JOBS_TESTS_PREFORK"  # where the server of processes that tests start listens
-WORKERS = "NIMBLE_JOBS_TESTS_PREFORK_WORKERS"  # the server of test processes
+_SOCKET = "NIMBLE_JOBS_TESTS_PREFORK"
 _leftovers_expected = False
 
 
 class Server:
-    """The process that is forked from. Test processes started while it is there find it by their environment.
+    """The process that is forked from. It imports the package.
 
-    It imports the package. With `collect`, arguments of pytest, it imports what collecting those tests does.
+    With `collect`, arguments of pytest, it imports what collecting those tests does.
     """
 
-    def __init__(self, variable: str, *collect: str) -> None:
-        self._variable = variable
+    def __init__(self, *collect: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="prefork-")
-        path = str(Path(self._folder.name) / "socket")
+        self.path = str(Path(self._folder.name) / "socket")
         life, self._life = os.pipe()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(path)  # here, so that the first client need not wait until the server has started
+        listener.bind(self.path)  # here, so that the first client need not wait until the server has started
         listener.listen(64)
         options = [] if collect else ["-W", "ignore"]  # pytest has filters of its own
         words = ["-m", "tests.prefork_server", str(listener.fileno()), str(life), *collect]
@@ -64,11 +62,15 @@ class Server:
         )
         listener.close()
         os.close(life)
-        os.environ[variable] = path
+
+    def announce(self) -> None:
+        """Let `start` find it, in this process and in test processes that are started from now on."""
+        os.environ[_SOCKET] = self.path
 
     def close(self) -> None:
         """End it; processes that were forked from it live on."""
-        os.environ.pop(self._variable, None)
+        if os.environ.get(_SOCKET) == self.path:
+            del os.environ[_SOCKET]
         os.close(self._life)
         self._process.wait()
         self._folder.cleanup()
@@ -87,7 +89,7 @@ class Process:
         text: bool = False,
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
-        server: str = PROCESSES,
+        server: str | None = None,
     ) -> None:
         python, *words = map(str, command)
         assert python == sys.executable, "only processes of this Python can be forked"
@@ -223,6 +225,16 @@ def run(
     return done
 
 
+def words(server: str | None = None) -> list[str]:
+    """Words that stand for `sys.executable` in a command that is started elsewhere: by a shell, or by xdist.
+
+    The process ends when it is asked to with SIGTERM; SIGKILL would not reach it.
+    """
+    if server is None and os.environ.get(COLD):
+        return [sys.executable]
+    return [sys.executable, str(Path(__file__).with_name("forked_python.py")), server or os.environ[_SOCKET]]
+
+
 def expect_leftovers() -> None:
     """From now on, close without a word what is left of processes: a test that fails need not have ended its own."""
     global _leftovers_expected
@@ -239,7 +251,7 @@ def _let_go(pid: int, files: list[Any]) -> None:
         warnings.warn(f"nobody waited for the forked process {pid}, or closed its pipes", ResourceWarning, stacklevel=1)
 
 
-def _connected(server: str) -> socket.socket:
+def _connected(server: str | None) -> socket.socket:
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link.connect(os.environ[server])
+    link.connect(server or os.environ[_SOCKET])
     return link

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import prefork
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 PAGES = sorted(page.stem for page in FOLDER.glob("*.md") if page.stem != "README")
@@ -39,6 +42,19 @@ PRINTED = {
 }
 
 
+KILLS = {"fine-tune-and-resume"}  # pages that send SIGKILL to a command
+
+
+def lay_out_commands(folder: Path) -> None:
+    """Commands of this environment whose processes are forked, unless all start cold."""
+    folder.mkdir()
+    of_ours = Path(sys.executable).parent
+    for name, words in (("python", []), ("nimble-jobs", [str(of_ours / "nimble-jobs")])):
+        command = folder / name
+        command.write_text(f'#!/bin/sh\nexec {shlex.join([*prefork.words(), *words])} "$@"\n')
+        command.chmod(0o755)
+
+
 def parts_of(page: Path) -> list[tuple[str | None, str]]:
     """Files (name, text) and commands (None, text) of a page, in its order."""
     return [(name or None, text or commands) for name, text, commands in _PART.findall(page.read_text())]
@@ -56,9 +72,11 @@ def test_the_page_runs(name: str, tmp_path: Path) -> None:
             script.append(text)
         else:
             (folder / file).write_text(text)
+    lay_out_commands(tmp_path / "bin")
+    forked = "" if name in KILLS else f"{tmp_path / 'bin'}:"
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("NIMBLE_JOBS_")},
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{forked}{Path(sys.executable).parent}:{os.environ['PATH']}",
         "NIMBLE_JOBS_HOME": str(tmp_path / "home"),
         "OMP_WAIT_POLICY": "passive",
     }
