@@ -93,6 +93,6 @@ class TextSpec(Frozen):
         default=None,
         ge=1,
         le=1 << 24,
-        description="Tokens of a batch, padding included: a batch holds this number divided by its bucket's length. By "
-        f"default {TOKENS_PER_BATCH:,}; where a CPU scores, {TOKENS_ON_CPU:,}.",
+        description="Tokens of a batch, padding included; a bucket's batch has so many over its length. "
+        f"Default: {TOKENS_PER_BATCH:,}; {TOKENS_ON_CPU:,} on a CPU.",
     )
