@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 
 def test_commands_that_look_ahead(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """`validate --data` says how many tokens a text may have; `cache why` asks for schedules of texts."""
+    """`validate --data` says how many tokens a text may have; `cache why` and `explain` ask for schedules of texts."""
     write_bert(tmp_path / "m")
     body = {"model": "m", "input": "the cat"}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
@@ -38,4 +38,7 @@ def test_commands_that_look_ahead(capsys: pytest.CaptureFixture[str], tmp_path: 
     answer = cli("cache", "why", str(path), "--json")
     assert "attention_mask" in answer.out + answer.err
     assert "output.pooling" not in answer.err
+    answer = cli("explain", str(path), "--no-build", "--json")
+    assert answer.code == 0, answer.err
+    assert [bucket["hit"] for bucket in answer.json["buckets"]] == ["miss"]
     assert cli("run", str(path)).code == 0

@@ -73,7 +73,8 @@ def _loses(loaded: Loaded, schedule: Schedule) -> str | None:
     saved_s = batches * (schedule.eager_us - schedule.replay_us) / 1e6
     if saved_s > check_s:
         return None
-    what = f"about {batches:.0f} full batches" if batches >= 1 else "no full batch"
+    full = round(batches)
+    what = f"about {full:,} full {'batch' if full == 1 else 'batches'}" if full else "hardly a full batch"
     return f"in eager, as its check takes {check_s:.2g} s, and {what} would save {max(0.0, saved_s):.2g} s"
 
 
