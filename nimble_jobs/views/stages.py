@@ -39,6 +39,8 @@ def lines(timings: dict[str, Any]) -> list[tuple[str, str]]:
     else:
         text = f"{busiest['name']}: {busiest['busy']:.0%} busy; {_workers(busiest)}"
         if helps := _HELP.get(busiest["name"]):
+            if "text" in timings:  # whose batches are counted in tokens, and large enough
+                helps = helps.replace("a larger input.batch_size, ", "").replace(", or a larger input.batch_size", "")
             text += f". What would help: {helps}"
     return [*rows, ("bottleneck", text)]
 

@@ -16,6 +16,7 @@ from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.views.schedules import grouped, rows_of
+from nimble_jobs.views.stages import lines
 from nimble_jobs.worker.executor import execute, real_station
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.scoring import Scoring
@@ -274,3 +275,11 @@ def test_buckets_that_stay_in_eager_say_so_together(store: Store, tmp_path: Path
     assert len(said) == 1
     assert said[0].message.startswith("3 of 3 buckets: stayed in eager: the job ended after ")
     assert len(said[0].data["keys"]) == 3
+
+
+def test_what_would_help_a_job_over_texts() -> None:
+    """Not `input.batch_size`, which it may not set."""
+    stage = {"name": "replay", "busy": 0.9, "workers": 1, "unit": "replay in flight", "limit": 0, "depth": 0.0}
+    (_, (_, of_arrays)), (_, (_, of_texts)) = (lines({"stages": [stage], **more}) for more in ({}, {"text": {}}))
+    assert "a larger input.batch_size" in of_arrays
+    assert of_texts.endswith("What would help: model.dtype fp16 or bf16, or a faster device")
