@@ -21,7 +21,8 @@ from nimble_jobs.pipeline import mapped, usable_cores
 from nimble_jobs.plural import by
 from nimble_jobs.regular import open_regular
 from nimble_jobs.seen import CHANGED, VANISHED, FileList
-from nimble_jobs.spec.model import SUFFIXES, InputSpec
+from nimble_jobs.spec.formats import SUFFIXES
+from nimble_jobs.spec.model import InputSpec
 
 HEADERS = 10_000  # images whose sizes are compared before the first one is read
 

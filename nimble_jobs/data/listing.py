@@ -12,7 +12,8 @@ from pathlib import Path
 from nimble_jobs.data.source import is_glob
 from nimble_jobs.errors import DataError
 from nimble_jobs.seen import InputFile
-from nimble_jobs.spec.model import SUFFIXES, InputSpec
+from nimble_jobs.spec.formats import SUFFIXES
+from nimble_jobs.spec.model import InputSpec
 
 
 def root_of(source: str) -> Path:

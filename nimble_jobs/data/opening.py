@@ -9,7 +9,8 @@ from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.reader import Reader, Targets
 from nimble_jobs.data.source import Joined, Source, list_files
 from nimble_jobs.seen import FileList
-from nimble_jobs.spec.model import SUFFIXES, InputSpec
+from nimble_jobs.spec.formats import SUFFIXES
+from nimble_jobs.spec.model import InputSpec
 
 
 def open_reader(

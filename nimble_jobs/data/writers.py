@@ -17,6 +17,7 @@ import numpy as np
 
 from nimble_jobs.data.ragged import Ragged
 from nimble_jobs.errors import DataError
+from nimble_jobs.spec.formats import LISTS, either
 
 Column = np.ndarray | Sequence[str] | Ragged
 Columns = Mapping[str, Column]
@@ -112,7 +113,7 @@ def _npy(columns: Columns) -> dict[str, bytes | memoryview]:
         if isinstance(column, Ragged):
             raise DataError(
                 f"output.fields: {name} has as many values as a text has tokens, which npy cannot hold; "
-                "expected format parquet or jsonl"
+                f"expected format {either(LISTS)}"
             )
         array = column if isinstance(column, np.ndarray) else np.array(column, dtype=np.str_)
         sink = io.BytesIO()

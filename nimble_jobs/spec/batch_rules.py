@@ -8,6 +8,7 @@ from pathlib import Path
 from nimble_jobs.errors import ModelError
 from nimble_jobs.sentence import read_folder
 from nimble_jobs.spec.findings import Finding, Rule, register
+from nimble_jobs.spec.formats import RECORDS, either
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import parse_source
 from nimble_jobs.spec.units import show
@@ -24,7 +25,7 @@ def _answers(spec: JobSpec) -> Iterator[Finding]:
         return
     if spec.input.format != _BATCH:
         problem = f"found {_BATCH}, but input.format is {spec.input.format}, which holds no requests"
-        yield Finding("output.format", problem, "parquet, jsonl or npy")
+        yield Finding("output.format", problem, either(RECORDS))
     elif set(spec.output.fields) - {"id", "embedding"} or "embedding" not in spec.output.fields:
         problem = f"found {', '.join(spec.output.fields)}, but output.format is {_BATCH}"
         yield Finding("output.fields", problem, "[id, embedding]", at="output")

@@ -14,7 +14,8 @@ from nimble_jobs.regular import NotRegular, check_regular
 from nimble_jobs.sentence import is_folder
 from nimble_jobs.sentence.sources import MODULES
 from nimble_jobs.spec.findings import Finding
-from nimble_jobs.spec.model import SUFFIXES, InputFormat, JobSpec
+from nimble_jobs.spec.formats import SUFFIXES, InputFormat
+from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import CHECKPOINT, WEIGHTS_SUFFIXES, Source, is_file_of_weights, parse_source
 from nimble_jobs.spec.places import about_home, holds
 from nimble_jobs.spec.units import show

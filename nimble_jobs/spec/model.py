@@ -29,22 +29,12 @@ from nimble_jobs.spec.fields import (
     based,
     or_defaults,
 )
+from nimble_jobs.spec.formats import INPUTS, InputFormat, OutputFormat, either
 from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.text import TextSpec
 from nimble_jobs.spec.timer_fields import TEMPLATED, ExpressionText, MomentText, ZoneName, check_templates
 from nimble_jobs.spec.training import TrainSpec
 from nimble_jobs.spec.units import BadValue, wrong
-
-InputFormat = Literal["images", "npy", "npz", "parquet", "csv", "text", "openai-batch"]
-SUFFIXES: dict[InputFormat, tuple[str, ...]] = {  # of the files of each format
-    "npy": (".npy",),
-    "npz": (".npz",),
-    "parquet": (".parquet", ".pq"),
-    "csv": (".csv",),
-    "images": (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"),
-    "text": (".parquet", ".pq", ".csv", ".jsonl", ".ndjson", ".txt", ".gz"),  # .gz of jsonl and txt
-    "openai-batch": (".jsonl", ".ndjson", ".gz"),
-}
 
 
 def _version(value: object) -> object:
@@ -166,9 +156,7 @@ class InputSpec(Frozen):
         description="A file, a folder or a glob; with cron, templates such as {{ tick:%Y-%m-%d }}.",
         examples=["digits.npz"],
     )
-    format: InputFormat = Field(
-        description="Format of the records: images, npy, npz, parquet, csv, text or openai-batch.", examples=["npz"]
-    )
+    format: InputFormat = Field(description=f"Format of the records: {either(INPUTS)}.", examples=["npz"])
     fields: FieldsSpec = Field(default=FieldsSpec(), description="Names of the arrays or columns to read.")
     batch_size: int = Field(default=32, ge=1, le=65_536, description="Records in one call of the model.")
     transform: TransformSpec = Field(default=TransformSpec(), description="How each record is prepared for the model.")
@@ -214,7 +202,7 @@ class OutputSpec(Frozen):
         description="The folder to publish; with cron, templates such as {{ tick:%Y-%m-%d }}.",
         examples=["../out/digits-score"],
     )
-    format: Literal["parquet", "jsonl", "npy", "openai-batch"] = Field(
+    format: OutputFormat = Field(
         default="parquet",
         description="How results are stored; openai-batch: as answers to the requests of an input of that format.",
     )

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from nimble_jobs.sentence import is_folder
 from nimble_jobs.spec.findings import Finding, Rule, register
+from nimble_jobs.spec.formats import LISTS, RECORDS, TEXTS, either
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import parse_source
-from nimble_jobs.spec.text import TEXTS
 
-_LISTS = frozenset({"tokens", "offsets", "token_labels", "token_probabilities"})
+_PER_TOKEN = frozenset({"tokens", "offsets", "token_labels", "token_probabilities"})
 _WAYS = "mean, cls, last or max"
 
 RULES: list[Rule] = []
@@ -60,10 +60,11 @@ def _names_of_classes(spec: JobSpec) -> Iterator[Finding]:
 
 @rule("output.fields", "output.format", "input.format")
 def _lists_of_tokens(spec: JobSpec) -> Iterator[Finding]:
+    flat = set(RECORDS) - set(LISTS)
     for index, name in enumerate(spec.output.fields):
-        if name in _LISTS and spec.output.format == "npy" and spec.input.format in TEXTS:
-            problem = f"{name} is a list of its own length for each text, which npy cannot hold"
-            yield Finding("output.fields", problem, "format: parquet or jsonl", index=index)
+        if name in _PER_TOKEN and spec.output.format in flat and spec.input.format in TEXTS:
+            problem = f"{name} is a list of its own length for each text, which {spec.output.format} cannot hold"
+            yield Finding("output.fields", problem, f"format: {either(LISTS)}", index=index)
 
 
 def check_files(spec: JobSpec) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from nimble_jobs.spec import (
     training_rules,
 )
 from nimble_jobs.spec.findings import Finding, Rule, place, register
+from nimble_jobs.spec.formats import COLUMNS, PICTURES, either
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import is_file_of_weights, parse_source
 from nimble_jobs.spec.tree import Tree, Where
@@ -131,7 +132,7 @@ def _input_fields(spec: JobSpec) -> Iterator[Finding]:
     if fields.arguments is not None and format_ in ("images", "npy"):
         what = "the files are one input" if format_ == "images" else "the file holds one array"
         problem = f"found a mapping, but input.format is {format_}: {what}"
-        yield Finding("input.fields.x", problem, "none, or format npz, parquet or csv")
+        yield Finding("input.fields.x", problem, f"none, or format {either(COLUMNS)}")
         return
     if format_ in ("images", "npy"):  # their records have no names
         names = {"id": "path", "label": "parent"} if format_ == "images" else {}
@@ -156,7 +157,7 @@ def _decode(spec: JobSpec) -> Iterator[Finding]:
     if decode == "gpu" and spec.input.fields.arguments is not None:
         problem = "found gpu, but input.fields.x is a mapping, whose pictures the CPU decodes"
         yield Finding("input.decode", problem, "cpu or auto")
-    elif decode != "auto" and format_ not in ("images", "parquet"):
+    elif decode != "auto" and format_ not in PICTURES:
         problem = f"found {decode}, but input.format is {format_}, which holds no pictures"
         yield Finding("input.decode", problem, "no decode")
     elif decode == "gpu" and spec.run.device == "cpu":

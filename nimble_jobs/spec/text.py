@@ -11,7 +11,6 @@ from nimble_jobs.spec import paths
 from nimble_jobs.spec.fields import Frozen, based, listed
 from nimble_jobs.spec.units import BadValue, show, wrong
 
-TEXTS: frozenset[str] = frozenset({"text", "openai-batch"})  # values of input.format whose records are texts
 LONGEST = 131_072  # tokens
 MOST_BUCKETS = 64
 TOKENS_PER_BATCH, TOKENS_ON_CPU = 16_384, 4096  # by default

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nimble_jobs.spec.findings import Finding, Rule, register
-from nimble_jobs.spec.model import SUFFIXES, JobSpec
+from nimble_jobs.spec.formats import SUFFIXES, TEXTS, either
+from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import WEIGHTS_SUFFIXES
-from nimble_jobs.spec.text import TEXTS
 from nimble_jobs.spec.training import TrainSpec
 
 RULES: list[Rule] = []
@@ -42,8 +42,8 @@ def _labels(spec: JobSpec) -> Iterator[Finding]:
     if spec.kind != "finetune":
         return
     if spec.input.format == "npy":
-        *others, last = (name for name in SUFFIXES if name not in ("npy", *TEXTS))
-        yield Finding("input.format", "npy holds no labels", f"{', '.join(others)} or {last} if kind is finetune")
+        expected = either(name for name in SUFFIXES if name not in ("npy", *TEXTS))
+        yield Finding("input.format", "npy holds no labels", f"{expected} if kind is finetune")
     elif spec.input.fields.label is None:
         parent = spec.input.format == "images"
         expected = "parent, the folder of each image" if parent else "the array or column of labels"

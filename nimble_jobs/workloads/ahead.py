@@ -19,7 +19,7 @@ from nimble_jobs.planner.jobs.replay import Replay, replay
 from nimble_jobs.planner.lookup.why import Why
 from nimble_jobs.planner.lookup.why import why as planner_why
 from nimble_jobs.spec import JobSpec
-from nimble_jobs.spec.text import TEXTS
+from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.store import ScheduleEntry, Store
 from nimble_jobs.workloads.score import request_of
 from nimble_jobs.workloads.text.job import TextPlan, plan_of

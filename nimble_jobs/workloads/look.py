@@ -23,7 +23,7 @@ from nimble_jobs.models.call_arguments import call_of
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.source import source_of
 from nimble_jobs.spec import JobSpec
-from nimble_jobs.spec.text import TEXTS
+from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.workloads.text.setup import set_up
 from nimble_jobs.workloads.training.batches.augment import Augment
 from nimble_jobs.workloads.training.step.losses import targets

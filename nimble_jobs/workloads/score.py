@@ -17,7 +17,7 @@ from nimble_jobs.planner import Loaded, Prepared, Request, Siblings, leave, prep
 from nimble_jobs.planner.module.limits import Limits, find_limits
 from nimble_jobs.planner.search.contest import faster_in_eager
 from nimble_jobs.spec import JobSpec, ModelSpec
-from nimble_jobs.spec.text import TEXTS
+from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads import only_new
 from nimble_jobs.workloads.answering import answers_of

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from nimble_jobs import spec
-from nimble_jobs.spec.model import SUFFIXES, InputFormat
+from nimble_jobs.spec.formats import SUFFIXES, InputFormat
 from nimble_jobs.spec.tree import parse
 from tests.bad_specs import FINETUNE, SCORE
 from tests.unit.test_spec_good import FULL_SCORE, FULL_TRAIN

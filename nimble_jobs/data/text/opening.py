@@ -13,7 +13,8 @@ from nimble_jobs.data.text.tables import open_csv_texts, open_parquet_texts
 from nimble_jobs.data.text.values import TextSource
 from nimble_jobs.errors import DataError
 from nimble_jobs.seen import FileList
-from nimble_jobs.spec.model import SUFFIXES, InputSpec
+from nimble_jobs.spec.formats import SUFFIXES
+from nimble_jobs.spec.model import InputSpec
 
 _LINES = {".jsonl": open_json_lines, ".ndjson": open_json_lines, ".txt": open_plain_lines}
 _OPENERS = {".parquet": open_parquet_texts, ".pq": open_parquet_texts, ".csv": open_csv_texts, **_LINES}
