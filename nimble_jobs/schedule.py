@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 FORMAT_VERSION = 5
+COMPILERS = frozenset({"inductor", "epilogues", "max-autotune"})  # of `Schedule.kernels`; others are operators
 
 
 class BufferKind(StrEnum):
@@ -192,13 +193,13 @@ class Schedule:
     offsets: tuple[int | None, ...] = ()  # where each buffer begins in the arena, bytes; None: it lies elsewhere
     arena_bytes: int = 0
     durations_us: tuple[float, ...]  # measured time of each task alone, by task index; empty where nothing was measured
-    kernels: str = "eager"  # eager | inductor | epilogues | max-autotune: whose kernels the tasks are
+    kernels: str = "eager"  # whose kernels the tasks are: eager's, a library's or one of COMPILERS
     layout: str = "given"  # given | channels-last: of the module's four-dimensional weights
     folded: tuple[tuple[str, str], ...] = ()  # convolutions of the module, each with the normalisation folded into it
     merged: tuple[
         tuple[str, ...], ...
     ] = ()  # linear layers of the module that read the same, each group over one weight
-    compiled: tuple[CompiledKernel, ...] = ()  # where kernels is not eager; empty: they must be compiled again
+    compiled: tuple[CompiledKernel, ...] = ()  # of a compiler; empty: they must be compiled again
     binaries: str | None = None  # SHA-256 of the artifact that holds their machine code
     in_flight: int = 1  # instances that a worker keeps busy at once
     candidates: tuple[Candidate, ...]

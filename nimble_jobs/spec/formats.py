@@ -21,10 +21,9 @@ PICTURES: frozenset[InputFormat] = frozenset({"images", "parquet"})  # may hold 
 TEXTS: frozenset[InputFormat] = frozenset({"text", "openai-batch"})
 
 OutputFormat = Literal["parquet", "jsonl", "npy", "openai-batch"]
-RECORDS: tuple[OutputFormat, ...] = tuple(
-    name for name in get_args(OutputFormat) if name != "openai-batch"
-)  # hold any results
-LISTS: tuple[OutputFormat, ...] = ("parquet", "jsonl")  # also hold lists of different lengths
+# Those that hold the results of any input, and those among them that hold lists of different lengths.
+RECORDS: tuple[OutputFormat, ...] = tuple(name for name in get_args(OutputFormat) if name != "openai-batch")
+LISTS: tuple[OutputFormat, ...] = ("parquet", "jsonl")
 
 
 def either(names: Iterable[str]) -> str:

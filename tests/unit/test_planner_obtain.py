@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -12,9 +12,12 @@ from nimble_jobs.errors import JobFailed, ModelChanged
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.lookup import obtain as obtaining
 from nimble_jobs.planner.lookup.obtain import Fresh, by_spec, obtain
-from nimble_jobs.planner.lookup.stored import Later, Miss, Refused, Taken
+from nimble_jobs.planner.lookup.stored import Later, Miss, Refused, Taken, compiles_again
+from nimble_jobs.planner.sources.source import Kernels
+from nimble_jobs.schedule import COMPILERS
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from tests.store_samples import a_schedule
 
 KEY = "ab" * 32
 MISS = Miss(reason="nothing is stored")
@@ -124,3 +127,11 @@ def test_what_serves_others_stays_stored(store: Store, kept: list[Any]) -> None:
     sparing = Miss(reason="another source", spares=True)
     assert obtain(KEY, loads(sparing, sparing), built([]), store=store).value == "new"
     assert kept == []
+
+
+def test_only_the_kernels_of_compilers_are_compiled_again() -> None:
+    """Those of eager and of libraries are operators, which the program names."""
+    known = {*get_args(Kernels), "a library"}
+    assert known > COMPILERS
+    again = {kernels for kernels in known if compiles_again(a_schedule(KEY, kernels=kernels))}
+    assert again == COMPILERS

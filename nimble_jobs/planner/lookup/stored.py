@@ -14,7 +14,7 @@ import torch
 
 from nimble_jobs.errors import Damaged, NotFound
 from nimble_jobs.job import Hit
-from nimble_jobs.schedule import Schedule
+from nimble_jobs.schedule import COMPILERS, Schedule
 from nimble_jobs.store import Store
 from nimble_jobs.store.schedules import Saving
 
@@ -130,4 +130,4 @@ def read_material(schedule: Schedule, store: Store, *, digest: str) -> Material:
 
 def compiles_again(schedule: Schedule) -> bool:
     """Whether its kernels cannot do without their compiler, which makes the constants anew, too."""
-    return schedule.kernels != "eager" and not schedule.compiled
+    return schedule.kernels in COMPILERS and not schedule.compiled

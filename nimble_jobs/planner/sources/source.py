@@ -17,7 +17,7 @@ from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.preprocessed import Preprocessed
 from nimble_jobs.planner.sources.fold import Pairs, folded
 from nimble_jobs.planner.sources.merge import Groups, merge
-from nimble_jobs.schedule import Program
+from nimble_jobs.schedule import COMPILERS, Program
 
 Kernels = Literal["eager", "inductor", "epilogues", "max-autotune"]
 Layout = Literal["given", "channels-last"]
@@ -52,7 +52,7 @@ class Source:
     @property
     def compiled(self) -> bool:
         """Whether a compiler makes its kernels."""
-        return self.kernels != "eager"
+        return self.kernels in COMPILERS
 
     @property
     def rewrites(self) -> bool:
