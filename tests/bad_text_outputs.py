@@ -126,7 +126,7 @@ BAD_TEXT_OUTPUTS = [
         name="the name of a prompt for a model without prompts",
         text=edit(("{x: body}", "{x: body}\n  text: {prompt_name: query}"), base=TEXTS),
         messages=(
-            "{file}:10: input.text.prompt_name: found 'query'; expected prompt, with the text itself: the model has no prompts",
+            "{file}:10: input.text.prompt_name: found 'query'; expected input.text.prompt, with the prompt's text, because the model names no prompts",
         ),
     ),
     BadSpec(
@@ -137,7 +137,7 @@ BAD_TEXT_OUTPUTS = [
             base=TEXTS,
         ),
         messages=(
-            "{file}:10: input.text.prompt_name: found 'query', but a python model has no prompts of its own; expected prompt, with the text itself",
+            "{file}:10: input.text.prompt_name: found 'query', but a python model has no prompts of its own; expected input.text.prompt, with the prompt's text",
         ),
     ),
     BadSpec(

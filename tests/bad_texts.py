@@ -213,12 +213,12 @@ BAD_TEXTS = [
     text(
         "transformers:bert",
         "python:net.py:make",
-        "10: input.text.tokenizer: missing, and python models have none of their own; expected a tokenizer.json, or a folder with one",
+        "10: input.text.tokenizer: missing, and python models bring no tokenizer; expected a tokenizer.json, or a folder with one",
     ),
     text(
         "  text: {max_length: 64}\n",
         "",
-        "8: input.text.tokenizer: missing, and python models have none of their own; expected a tokenizer.json, or a folder with one",
+        "8: input.text.tokenizer: missing, and python models bring no tokenizer; expected a tokenizer.json, or a folder with one",
         "8: input.text.max_length: missing, and python models do not say how many tokens they take; expected a number of tokens",
         name="a python model without settings",
         more=(("transformers:bert", "python:net.py:make"),),

@@ -78,7 +78,7 @@ class Answers:
             if why is None and dimensions is not None and dimensions > vectors.shape[1]:
                 why = (
                     f"line {requests.lines[number]}: body.dimensions: is {dimensions}; expected at most "
-                    f"{vectors.shape[1]}, as the model has"
+                    f"{vectors.shape[1]}, the length of the model's embeddings"
                 )
             if why is not None:
                 refused.append(BadRecord(index=number, id=requests.custom_ids[number] or "", reason=why))

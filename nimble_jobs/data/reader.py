@@ -117,8 +117,8 @@ class Reader:
                 texts.append(f"is read in random order, so it is held in memory: {format_bytes(whole)}")
             else:
                 texts.append(
-                    f"is read in random order and takes {format_bytes(whole)}; {format_bytes(room)} of it are held in "
-                    "memory and the rest is decoded again and again; an .npy file can be read in any order"
+                    f"is read in random order and takes {format_bytes(whole)}, more than fits in memory: parts beyond "
+                    f"{format_bytes(room)} are decoded again and again; to avoid this, write it as an .npy file"
                 )
         return texts
 

@@ -140,7 +140,9 @@ def _check(signature: inspect.Signature, paths: Sequence[str]) -> None:
     try:
         signature.bind(*[None] * (len(first) - len(names)), **dict.fromkeys(names))
     except TypeError as e:
-        raise ModelError(f"input.fields.x: the model cannot be called so: {e}; it takes: {_said(takes)}") from e
+        raise ModelError(
+            f"input.fields.x: the model cannot be called with these arguments: {e}; it takes: {_said(takes)}"
+        ) from e
 
 
 def _signature(model: nn.Module) -> inspect.Signature | None:

@@ -50,23 +50,27 @@ def examine(folder: Path) -> Iterator[Trait]:
 
 def _model(inner: Path, config: dict[str, Any]) -> Iterator[Trait]:
     named = config.get("architectures")
-    architecture = named[0] if isinstance(named, list) and named else "no architecture, so the bare model"
+    architecture = (
+        named[0]
+        if isinstance(named, list) and named
+        else "config.json names no architecture, so the base model without a head"
+    )
     yield Trait(name="model", detail=f"{architecture}; model_type {config.get('model_type')}")
     if config.get("auto_map"):
         yield Trait(
             name="code",
-            detail="config.json names code of its own, which never runs; the model must be one of transformers",
+            detail="config.json names code of its own, which nimble-jobs never runs; only models of transformers work",
             status="note",
         )
     if not (inner / "tokenizer.json").is_file():
-        detail = "there is no tokenizer.json; without another tokenizer the model takes token ids only"
+        detail = "there is no tokenizer.json; to score texts, name one under input.text.tokenizer"
         yield Trait(name="tokenizer", detail=detail, status="note")
 
 
 def _weights(inner: Path) -> Iterator[Trait]:
     there = [name for name in FOLDER_WEIGHTS if (inner / name).is_file()]
     if not there:
-        detail = f"none of {', '.join(FOLDER_WEIGHTS)}: without model.weights they are random"
+        detail = f"found none of {', '.join(FOLDER_WEIGHTS)}; unless model.weights names a file, weights are random"
         yield Trait(name="weights", detail=detail, status="note")
     elif there[0].startswith("pytorch"):
         yield Trait(name="weights", detail=f"{there[0]}, a pickle, from which only plain tensors are read")
@@ -111,7 +115,7 @@ def _classes(folder: Path) -> Trait:
     except ModelError as e:
         return Trait(name="classes", detail=str(e), status="problem")
     assert classes is not None
-    kind = "each true or false by itself: " if classes.multi_label else ""
+    kind = "of which a text may have several: " if classes.multi_label else ""
     return Trait(name="classes", detail=f"{len(classes.names)}, {kind}{_listed(classes.names)}")
 
 

@@ -119,7 +119,8 @@ def _encoder_of(config: Any, transformers: Any) -> Any:
     encoder = getattr(transformers, bare.__name__.removesuffix("Model") + "EncoderModel", None)
     if encoder is None:
         raise ModelError(
-            f"output.pooling: transformers has no encoder alone of {config.model_type!r}, which decodes too"
+            f"output.pooling: {config.model_type!r} has an encoder and a decoder, and transformers cannot load its "
+            "encoder alone; expected a model that is an encoder only"
         )
     return encoder
 

@@ -56,7 +56,7 @@ def _prompts(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("input.text.prompt_name", problem, "one of them")
     elif scheme != "transformers":
         problem = f"found {show(text.prompt_name)}, but a {scheme} model has no prompts of its own"
-        yield Finding("input.text.prompt_name", problem, "prompt, with the text itself")
+        yield Finding("input.text.prompt_name", problem, "input.text.prompt, with the prompt's text")
 
 
 def check_files(spec: JobSpec) -> Iterator[Finding]:
@@ -70,5 +70,9 @@ def check_files(spec: JobSpec) -> Iterator[Finding]:
         return
     known = dict(found.prompts) if found is not None else {}
     if text.prompt_name not in known:
-        expected = f"one of {', '.join(known)}" if known else "prompt, with the text itself: the model has no prompts"
+        expected = (
+            f"one of {', '.join(known)}"
+            if known
+            else "input.text.prompt, with the prompt's text, because the model names no prompts"
+        )
         yield Finding("input.text.prompt_name", f"found {show(text.prompt_name)}", expected)

@@ -86,8 +86,8 @@ class FieldsSpec(Frozen):
 
     x: Columns = Field(
         default="x",
-        description="Array or column of the records; columns of a vector, such as a,b,c*; a mapping from arguments to "
-        "those; or two columns of text.",
+        description="What the model gets: an array or column; columns to join into a vector, such as a,b,c*; a mapping "
+        "from the model's arguments to these; or two columns of text, for pairs.",
         examples=["images", "c*", {"image": "pixels", "meta.age": "age"}, ["question", "passage"]],
     )
     id: str | None = Field(default=None, min_length=1, description="Array or column of record ids; absent: positions.")
@@ -204,7 +204,7 @@ class OutputSpec(Frozen):
     )
     format: OutputFormat = Field(
         default="parquet",
-        description="How results are stored; openai-batch: as answers to the requests of an input of that format.",
+        description="How results are stored. openai-batch: as the API's answers, for an input in the same format.",
     )
     fields: tuple[OutputField, ...] = Field(
         default=("id", "top1", "probability"),
@@ -213,13 +213,11 @@ class OutputSpec(Frozen):
     )
     pooling: Literal["mean", "cls", "last", "max"] | None = Field(
         default=None,
-        description="How the vectors of a text's tokens become its embedding; by default as modules.json of the model "
-        "says.",
+        description="How a text's token vectors become its embedding; by default as the model's modules.json says.",
     )
     normalize: bool | None = Field(
         default=None,
-        description="Whether embeddings of texts are scaled to length 1; by default as modules.json of the model "
-        "says, else not.",
+        description="Whether to scale embeddings to length 1; by default only if the model's modules.json says so.",
     )
     if_exists: Literal["fail", "resume", "replace"] = Field(
         default="fail", description="What to do if the folder exists already."

@@ -67,12 +67,12 @@ class TextSpec(Frozen):
         default=None,
         ge=1,
         le=LONGEST,
-        description="Most tokens of a record, special tokens included; by default as many as the model takes.",
+        description="Most tokens of one record, special tokens included; by default as many as the model takes.",
     )
     truncate: Literal["end", "start", "error"] | None = Field(
         default=None,
-        description="Which tokens a longer text loses: those at its end or start; error: it is a bad record. By "
-        "default end; for openai-batch, error.",
+        description="What to do with a text that is too long: cut its end or its start, or, with error, make it a bad "
+        "record. Default: end; for openai-batch, error.",
     )
     prompt: str | None = Field(
         default=None,
@@ -86,12 +86,13 @@ class TextSpec(Frozen):
     )
     buckets: Buckets = Field(
         default="auto",
-        description="Lengths in tokens to which texts are padded, a schedule each; auto: chosen by the input's texts.",
+        description="Lengths in tokens to which texts are padded; each has its own schedule. auto: chosen from the "
+        "lengths of the input's texts.",
     )
     tokens_per_batch: int | None = Field(
         default=None,
         ge=1,
         le=1 << 24,
-        description="Tokens of a batch, padding included; a bucket's batch has so many over its length. "
+        description="Tokens in a batch, padding included: texts padded to N tokens form batches of this number over N. "
         f"Default: {TOKENS_PER_BATCH:,}; {TOKENS_ON_CPU:,} on a CPU.",
     )

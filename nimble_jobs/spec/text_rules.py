@@ -143,7 +143,7 @@ def _of_the_model(spec: JobSpec) -> Iterator[Finding]:
         return
     at = "input.text" if text is not None else "input.format"
     if text is None or text.tokenizer is None:
-        problem = f"missing, and {source.scheme} models have none of their own"
+        problem = f"missing, and {source.scheme} models bring no tokenizer"
         yield Finding("input.text.tokenizer", problem, "a tokenizer.json, or a folder with one", at=at)
     if text is None or text.max_length is None:
         problem = f"missing, and {source.scheme} models do not say how many tokens they take"

@@ -13,7 +13,7 @@ from nimble_jobs.job import BadKind
 from nimble_jobs.spec import RunSpec
 
 KINDS = 50  # that are told apart
-_REST = f"something else: only {KINDS} kinds are told apart"
+_REST = f"other reasons (only the first {KINDS} kinds are counted separately)"
 _LONGEST = 500  # characters of a reason or a place
 _PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|(?:/[^\s:;,]+)+|\d+(?:\.\d+)?")
 

@@ -57,7 +57,9 @@ def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
         _model(spec, allowed_python, reader, seen)
         if spec.input.format in TEXTS:
             setup = set_up(spec)
-            seen.found["tokens"] = f"at most {setup.limit:,} a record, {setup.tokenizer.vocabulary:,} in the vocabulary"
+            seen.found["tokens"] = (
+                f"at most {setup.limit:,} per record; the vocabulary has {setup.tokenizer.vocabulary:,}"
+            )
     except ModelError as e:
         seen.problems.append(str(e))
     if reader is not None:
@@ -103,7 +105,7 @@ def _model(spec: JobSpec, allowed_python: Sequence[Path], reader: Reader | None,
 def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, seen: Look) -> None:
     signature = reader.signature
     if signature.dtype == "text":
-        seen.found["shapes"] = "not checked: texts get theirs when they are tokenized"
+        seen.found["shapes"] = "not checked: the shapes of texts are known only once they are tokenized"
         return
     kind = getattr(torch, signature.dtype)
     if kind.is_floating_point:

@@ -67,7 +67,7 @@ IDS = RANDOM.integers(0, 50, (N, 6)).astype(np.int32)
 MASK = np.arange(6) < RANDOM.integers(1, 7, (N, 1))
 AGE = RANDOM.random(N)
 SUMS = "python:net.py:sums"
-UNFIT = "x: the model cannot be called so"
+UNFIT = "x: the model cannot be called with these arguments"
 TAKES = "a (required), b, scale (required)"
 MIXED = {"image": "pixels", "meta.ids": "tokens", "meta.mask": "kept", "meta.age": "age"}
 
@@ -241,7 +241,7 @@ def failed(store: Store, folder: Path, spec: dict[str, Any]) -> str:
         (
             SUMS,
             {"a": "pixels"},
-            f"x: the model cannot be called so: missing a required argument: 'scale'; it takes: {TAKES}",
+            f"{UNFIT}: missing a required argument: 'scale'; it takes: {TAKES}",
         ),
         (
             SUMS,

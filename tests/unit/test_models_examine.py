@@ -79,7 +79,7 @@ def test_classes_and_code(tmp_path: Path) -> None:
     more = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "bad", "1": "good"}}
     config = {**BERT, **more, "problem_type": "multi_label_classification", "auto_map": {"AutoModel": "evil.Model"}}
     found = traits(write(tmp_path, config_json=config))
-    assert found["classes"].detail == "2, each true or false by itself: bad, good"
+    assert found["classes"].detail == "2, of which a text may have several: bad, good"
     assert found["code"].status == "note"
     found = traits(write(tmp_path, config_json={**config, "id2label": {"x": "bad"}}))
     assert (found["classes"].status, found["arguments"].status) == ("problem", "problem")

@@ -259,5 +259,8 @@ def test_encoders_of_models_that_decode_stand_alone(tmp_path: Path) -> None:
     pooled = Pooled(module, Pooling(modes=("mean",)))
     assert tuple(pooled(input_ids=ids, attention_mask=mask)["embedding"].shape) == (2, 16)
     transformers.BartConfig(vocab_size=40, d_model=16).save_pretrained(tmp_path / "bart")
-    with pytest.raises(ModelError, match=r"output\.pooling: transformers has no encoder alone of 'bart'"):
+    with pytest.raises(
+        ModelError,
+        match=r"output\.pooling: 'bart' has an encoder and a decoder, and transformers cannot load its encoder alone",
+    ):
         build(ModelSpec(source=f"transformers:{tmp_path / 'bart'}"), headless=True)

@@ -135,7 +135,10 @@ def test_dimensions_shorten_vectors(cli: Cli, model: Path, tmp_path: Path) -> No
         np.testing.assert_allclose(item["embedding"], plain / np.linalg.norm(plain), rtol=1e-4, atol=1e-5)
     (error,) = errors(tmp_path)
     assert error["response"]["body"]["error"]["param"] == "dimensions"
-    assert "is 17; expected at most 16, as the model has" in error["response"]["body"]["error"]["message"]
+    assert (
+        "is 17; expected at most 16, the length of the model's embeddings"
+        in error["response"]["body"]["error"]["message"]
+    )
     answer = cli("run", str(tmp_path / "job.yaml"), "run.error_threshold=0")
     assert answer.code == 100
     assert "1 of 6 requests are bad" in answer.err
@@ -152,7 +155,10 @@ LINES: dict[str, tuple[Any, str, str | None, str]] = {
     "half a character": (
         b'{"custom_id": "\\ud800"}', "custom_id", None, "holds half of a surrogate pair, which is no character",
     ),
-    "the custom_id of another": (request("good", "a"), "custom_id", "good", "'good' is that of line 1; expected ano"),
+    "the custom_id of another": (
+        request("good", "a"), "custom_id", "good",
+        "'good' is already used in line 1; expected a different one for each request",
+    ),
     "another method": ({**request("r", "a"), "method": "GET"}, "method", "r", 'is "GET"; expected POST'),
     "another url": (
         {**request("r", "a"), "url": "/v1/chat/completions"}, "url", "r",
@@ -172,7 +178,8 @@ LINES: dict[str, tuple[Any, str, str | None, str]] = {
     "a token of no word": (request("r", [3, 40]), "body.input", "r", "holds the token id 40; expected ids below 40"),
     "too many texts": (request("r", ["a"] * 2049), "body.input", "r", "has 2049 entries; expected at most 2048"),
     "a long text": (
-        request("r", ["a", "dog " * 70]), "body.input", "r", "has more than 64 tokens; expected at most that many",
+        request("r", ["a", "dog " * 70]), "body.input", "r",
+        "has more than 64 tokens; to cut longer texts, set input.text.truncate: end",
     ),
     "too many tokens": (request("r", [5] * 65), "body.input", "r", "has more than 64 tokens"),
     "an unknown encoding": (

@@ -203,8 +203,14 @@ def test_a_branch_on_a_mask_is_refused(store: Store, code: Path) -> None:
             "input.fields.x.pixels: no such argument; the model takes: image "
             "(required), meta (required), mask (required), scale",
         ),
-        (["image", "meta.ids"], "input.fields.x: the model cannot be called so: missing a required argument: 'mask'"),
-        (["0", "image", "meta", "mask"], "input.fields.x: the model cannot be called so: multiple values for argument"),
+        (
+            ["image", "meta.ids"],
+            "input.fields.x: the model cannot be called with these arguments: missing a required argument: 'mask'",
+        ),
+        (
+            ["0", "image", "meta", "mask"],
+            "input.fields.x: the model cannot be called with these arguments: multiple values for argument",
+        ),
     ],
 )
 def test_arguments_that_the_model_does_not_take(code: Path, paths: list[str], said: str) -> None:

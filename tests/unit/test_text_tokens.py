@@ -71,7 +71,7 @@ def test_long_texts_are_cut_and_counted(tmp_path: Path, truncate: Any, kept: lis
 def test_long_texts_may_be_errors(tmp_path: Path) -> None:
     found = tokenizer(tmp_path, limit=5, truncate="error")(["the cat sat", "the cat sat on"])
     assert found.lengths.tolist() == [5, 0]
-    assert found.bad == {1: "has more than 5 tokens; expected at most that many, as input.text.truncate is error"}
+    assert found.bad == {1: "has more than 5 tokens; to cut longer texts, set input.text.truncate: end"}
     assert found.cut == 0
 
 
@@ -132,7 +132,7 @@ def test_settings_of_the_file_do_not_count(tmp_path: Path) -> None:
 
 
 def test_what_is_no_tokenizer(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"^t: is no tokenizer \(.*\); expected a tokenizer\.json$"):
+    with pytest.raises(ModelError, match=r"^t: cannot be read as a tokenizer \(.*\); expected a tokenizer\.json$"):
         Tokenizer(b"{}", TokenRules(limit=16), name="t")
     with pytest.raises(ModelError, match=r"max_length: found 2, but the tokenizer adds 3 tokens of its own"):
         tokenizer(tmp_path, limit=2)

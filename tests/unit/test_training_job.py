@@ -480,7 +480,10 @@ def test_early_stopping(folder: Path) -> None:
 def test_nothing_but_short_batches(folder: Path) -> None:
     """If the input fills no batch, dropping the last one leaves nothing to train on, which is refused."""
     spec = spec_of(folder, output="x/net", input__batch_size=64, train__last_batch="drop")
-    with pytest.raises(DataError, match=r"train\.last_batch: drop leaves none of 52 records in batches of 64"):
+    with pytest.raises(
+        DataError,
+        match=r"train\.last_batch: drop leaves no batch, because 52 records do not fill one of 64; expected keep",
+    ):
         Attempt(spec).run()
 
 

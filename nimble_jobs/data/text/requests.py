@@ -103,7 +103,8 @@ class RequestTexts(TextSource):
                 request = e
             custom_id = request.custom_id
             if custom_id is not None and (other := self._places.setdefault(custom_id, number)) != number:
-                request = Refused("custom_id", f"{custom_id!r} is that of line {other}; expected another", custom_id)
+                why = f"{custom_id!r} is already used in line {other}; expected a different one for each request"
+                request = Refused("custom_id", why, custom_id)
             yield number, request
 
     def _note(self, line: int, request: Request | Refused) -> None:
@@ -236,7 +237,7 @@ def _text(value: Any, which: str) -> str:
 
 def _tokens(value: Any, which: str) -> TokenIds:
     if not isinstance(value, list):
-        raise Refused("body.input", f"{which}{_kind(value)}; expected a list of token ids, as the first one")
+        raise Refused("body.input", f"{which}{_kind(value)}; expected a list of token ids, like the first entry")
     if not value:
         raise Refused("body.input", f"{which}is an empty list; expected at least one token id")
     for item in value:

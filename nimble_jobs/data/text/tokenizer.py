@@ -64,7 +64,9 @@ class Tokenizer:
         try:
             made = tokenizers.Tokenizer.from_buffer(data)
         except Exception as e:  # whatever the library raises for a file that it does not like
-            raise ModelError(f"{name}: is no tokenizer ({first_line(e)}); expected a tokenizer.json") from e
+            raise ModelError(
+                f"{name}: cannot be read as a tokenizer ({first_line(e)}); expected a tokenizer.json"
+            ) from e
         self.sha256 = hashlib.sha256(data).hexdigest()
         self.rules = rules
         self.vocabulary: int = made.get_vocab_size(with_added_tokens=True)
@@ -162,9 +164,7 @@ class Tokenizer:
         if not tokens:
             return "has no tokens; expected at least one"
         if len(tokens) > self.rules.limit:  # only if nothing is to be cut
-            return (
-                f"has more than {self.rules.limit} tokens; expected at most that many, as input.text.truncate is error"
-            )
+            return f"has more than {self.rules.limit} tokens; to cut longer texts, set input.text.truncate: end"
         below = self.rules.vocabulary
         if known:
             below = below if below is not None else self.vocabulary

@@ -65,8 +65,9 @@ def set_up(spec: JobSpec) -> TextSetup:
     place = Path(text.tokenizer) if text.tokenizer is not None else folder
     limit = text.max_length or (sentence.max_length if sentence is not None else None) or model.limit
     if place is None or limit is None:
-        what = "tokenizer" if place is None else "max_length"
-        raise ModelError(f"input.text.{what}: missing, and the model does not say it")
+        if place is None:
+            raise ModelError("input.text.tokenizer: missing, and the model brings no tokenizer")
+        raise ModelError("input.text.max_length: missing, and the model does not say how many tokens it takes")
     if model.positions is not None and limit > model.positions:
         limit = model.positions  # settings of the folder may promise more than the model has
     rules = TokenRules(
@@ -102,7 +103,7 @@ def _prompt(text: TextSpec, sentence: SentenceFolder | None, spec: JobSpec) -> s
         prompt = sentence.prompts[sentence.default_prompt]
     if prompt and sentence is not None and not sentence.with_prompt and "embedding" in spec.output.fields:
         raise ModelError(
-            "input.text.prompt: the model leaves the prompt's tokens out of its pooling, which is not supported; "
-            "expected a model that pools them, or prompt: ''"
+            "input.text.prompt: this model's pooling leaves out the prompt's tokens, which nimble-jobs cannot do; "
+            "expected prompt: '', or a model that pools all tokens"
         )
     return prompt or ""

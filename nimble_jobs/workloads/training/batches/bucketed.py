@@ -94,7 +94,10 @@ class TextEpochs:
         assert train is not None
         groups = groups_of(np.arange(len(tokens)), tokens.lengths, buckets, last_batch=train.last_batch)
         if not groups:
-            raise DataError(f"train.last_batch: drop leaves none of {len(tokens)} records in batches")
+            raise DataError(
+                f"train.last_batch: drop leaves no batch, because none of {len(tokens)} records fill one; "
+                "expected keep, or a smaller input.text.tokens_per_batch"
+            )
         records = sum(len(group.records) for group in groups)
         sampler = TextSampler(total=tokens.total, records=records, batches=len(groups))
         return cls(

@@ -62,7 +62,8 @@ class Epochs:
         sampler = Sampler(reader.total, spec.input.batch_size, seed=seed, last_batch=train.last_batch)
         if not sampler.batches:
             raise DataError(
-                f"train.last_batch: drop leaves none of {reader.total} records in batches of {sampler.batch_size}"
+                f"train.last_batch: drop leaves no batch, because {reader.total} records do not fill one of "
+                f"{sampler.batch_size}; expected keep, or a smaller input.batch_size"
             )
         augment = Augment(train.augment, reader.signature, seed=seed, decodes=reader.decodes)
         pixels = Pixels(spec.input.transform, padding=augment.padding)

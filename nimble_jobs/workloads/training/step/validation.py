@@ -68,7 +68,7 @@ class Forward:
             with restoring_state(self._module, x.device), evaluating(self._module), torch.inference_mode(False):
                 self._one = isinstance(self._module(x), torch.Tensor)
                 if not self._one and not self._by_name:
-                    return "the model returns more than one tensor, and train.loss may want them as they are"
+                    return "the model returns a container of tensors, which a replay cannot rebuild for your train.loss"
                 prepared = prepare(whole)
         except DeviceFault:
             raise
