@@ -1,6 +1,6 @@
 """Takes the pictures of docs/images/dashboard-*.png: every view of the dashboard, wide and narrow, light and dark.
 
-    scripts/dashboard_pictures.py [--folder /srv/nimble] [--only VIEW] [--width 390] [--theme dark]
+    scripts/dashboard_pictures.py [--folder /srv/nimble] [--to DIR] [--only VIEW] [--width 390] [--theme dark]
 
 The folder gets a real history first (dashboard_history.py); if it has one, that is shown. The pictures show its
 path, so it should not be one of somebody's home. Needs chromium.
@@ -121,9 +121,9 @@ def _palette(picture: Image.Image, count: int, kept: list[list[int]]) -> np.ndar
     return np.array([*exact, *np.reshape(others, (-1, 3)).tolist()], dtype=np.uint8)[:count]
 
 
-def pictures(address: str, routes: dict[str, str], widths: list[int], themes: list[str]) -> None:
-    """One picture for each view, width and theme."""
-    IMAGES.mkdir(exist_ok=True)
+def pictures(address: str, routes: dict[str, str], widths: list[int], themes: list[str], to: Path) -> None:
+    """One picture for each view, width and theme, in the folder `to`."""
+    to.mkdir(exist_ok=True)
     executable = shutil.which("chromium")
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=executable, args=FLAGS) as browser:
         for width in widths:
@@ -137,13 +137,14 @@ def pictures(address: str, routes: dict[str, str], widths: list[int], themes: li
                     page.wait_for_selector(f'#main[data-route="#/{route}"]')
                     page.wait_for_selector('#connection[data-state="live"]')
                     page.wait_for_timeout(1200)  # curves and drawings
-                    take(page, IMAGES / f"dashboard-{view}-{width}-{theme}.png", PARTS.get(view))
+                    take(page, to / f"dashboard-{view}-{width}-{theme}.png", PARTS.get(view))
                 context.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("/srv/nimble"))
+    parser.add_argument("--to", type=Path, default=IMAGES, help="folder for the pictures (%(default)s)")
     parser.add_argument("--only", action="append", help="a view")
     parser.add_argument("--width", type=int, choices=WIDTHS, action="append")
     parser.add_argument("--theme", choices=THEMES, action="append")
@@ -159,7 +160,8 @@ def main() -> None:
     try:
         routes = views(folder)
         chosen = {view: route for view, route in routes.items() if not wanted.only or view in wanted.only}
-        pictures(server.stdout.readline().strip(), chosen, wanted.width or list(WIDTHS), wanted.theme or list(THEMES))
+        address, widths, themes = server.stdout.readline().strip(), wanted.width or WIDTHS, wanted.theme or THEMES
+        pictures(address, chosen, list(widths), list(themes), wanted.to)
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait()
