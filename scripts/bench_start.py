@@ -182,7 +182,7 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
     with clock.time("open the store"):
         store = open_store(resolve(str(Path(home) / "home")))
     with store:
-        residents = Residents(default_budget_bytes(str(device)))
+        residents = Residents(default_budget_bytes(devices.memory_bytes(device)))
         prepared = planner.prepare(request, device=device, store=store, residents=residents)
         with clock.time("first batch"):
             batch = torch.zeros(request.input_shape, dtype=request.input_dtype)

@@ -83,6 +83,11 @@ def resolve(wanted: str, asker: str = "run.device") -> torch.device:
     return torch.device("cuda", index)
 
 
+def present() -> list[torch.device]:
+    """Every device of this machine, the CPU first."""
+    return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
+
+
 def separate_memory(device: torch.device) -> bool:
     """Whether batches are copied to the device, so that they should cross as small as they are stored."""
     return able(device).separate_memory

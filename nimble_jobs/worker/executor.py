@@ -121,13 +121,13 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
     """
     from nimble_jobs import workloads
     from nimble_jobs.decoding.pool import Decoders
-    from nimble_jobs.engine.device import describe, resolve
+    from nimble_jobs.engine.device import describe, memory_bytes, resolve
     from nimble_jobs.planner import Builders
 
     found = resolve(device)
     resolved = str(found)
     residents = Residents(
-        gpu_memory_bytes or default_budget_bytes(resolved),
+        gpu_memory_bytes or default_budget_bytes(memory_bytes(found)),
         on_change=lambda held: store.schedules.set_residents(worker, held),
     )
     return Station(
@@ -232,5 +232,7 @@ def _free(station: Station) -> None:
     """After an out-of-memory error, free everything for the next attempt."""
     station.residents.clear()
     gc.collect()
-    if station.device.startswith("cuda"):
-        sys.modules["torch"].cuda.empty_cache()
+    if station.device != "cpu":
+        from nimble_jobs.engine.device import release_free_memory
+
+        release_free_memory(sys.modules["torch"].device(station.device))

@@ -57,10 +57,12 @@ def _device_error(error: BaseException) -> NimbleError | None:
 
 def _context_answers(device: str) -> bool:
     torch = sys.modules.get("torch")
-    if not device.startswith("cuda") or torch is None:
+    if device == "cpu" or torch is None:
         return True
+    from nimble_jobs.engine.device import synchronize
+
     try:
-        torch.cuda.synchronize(device)
+        synchronize(torch.device(device))
     except RuntimeError:  # kernels fail asynchronously: a fault may show only here
         return False
     return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -97,11 +96,10 @@ class Residents:
         return evicted
 
 
-def default_budget_bytes(device: str) -> int:
-    """80 % of a GPU's memory; on the CPU half of what this process may use of the host's."""
-    if device.startswith("cuda"):
-        torch = sys.modules["torch"]  # torch was loaded to find the device
-        return int(torch.cuda.get_device_properties(device).total_memory * _DEVICE_SHARE)
+def default_budget_bytes(device_bytes: int | None) -> int:
+    """80 % of a device's own memory. None: it has none, so half of what this process may use of the host's."""
+    if device_bytes is not None:
+        return int(device_bytes * _DEVICE_SHARE)
     total = int(psutil.virtual_memory().total)
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())

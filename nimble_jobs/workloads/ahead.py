@@ -120,6 +120,7 @@ def replay_stored(
     Files of models are looked for in the current folder and in the folders of `allowed_python`.
     """
     for entry in entries:
-        device = devices.resolve("auto" if entry.parts.get("device") == "cuda" else "cpu")
+        kind = entry.parts.get("device")
+        device = next((one for one in devices.present() if one.type == kind), torch.device("cpu"))
         folders = [Path.cwd(), *allowed_python]
         yield entry, replay(entry, device=device, store=store, folders=folders, allowed_python=allowed_python)

@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import torch
+
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.flight import Landed
 from nimble_jobs.pipeline import Meter, bottleneck
 from nimble_jobs.workloads.context import JobContext
@@ -31,7 +34,7 @@ class Stages:
         self._now = now
         self.alone = alone  # a single batch, for which a thread costs more than it saves
         self._next_at = now() + _APART_S
-        on_device = context.device.startswith("cuda")
+        on_device = able(torch.device(context.device)).streams
         self.read = Meter("read" if decodes or texts else "read and decode", now=now)
         self.tokenise = Meter("tokenise", now=now)
         self.decode = Meter("decode", workers=THREADS, now=now)

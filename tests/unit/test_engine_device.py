@@ -156,3 +156,9 @@ def test_each_precision_switch_matters() -> None:
         device = kind or "cuda"
         differ = {n for n in before[device] if found[code][device][n] != before[device][n]}
         assert differ == {name}, code
+
+
+def test_a_machine_has_its_cpu_and_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU comes first."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [str(device) for device in devices.present()] == ["cpu", "cuda:0", "cuda:1"]

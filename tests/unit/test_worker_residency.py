@@ -142,4 +142,9 @@ def test_whatever_happens(steps: list[tuple[Any, ...]]) -> None:
 
 def test_budget_of_the_cpu() -> None:
     """On the CPU the budget is a part of the memory that there is."""
-    assert 1 << 20 < default_budget_bytes("cpu") < 1 << 50
+    assert 1 << 20 < default_budget_bytes(None) < 1 << 50
+
+
+def test_budget_of_a_device_with_memory_of_its_own() -> None:
+    """A fifth is left for what lies beside the graphs."""
+    assert default_budget_bytes(10 << 30) == 8 << 30

@@ -55,7 +55,7 @@ def take_over(path: Path, *, store: Store, now: float, agreed: Callable[[int], b
     `agreed` is asked, with the bytes of machine code in the file, before that may ever run. Raises UsageError with one
     line for each schedule that is refused, and where those to import are over the size that is set.
     """
-    here = {mode: [_facts(device, mode) for device in _devices()] for mode in ("inference", "training")}
+    here = {mode: [_facts(device, mode) for device in devices.present()] for mode in ("inference", "training")}
     with Bundle(path) as bundle:
         problems: list[str] = []
         schedules: dict[str, Schedule] = {}
@@ -187,8 +187,3 @@ def _stored(store: Store, key: str) -> ScheduleEntry | None:
         return store.schedules.get(key)
     except NotFound:
         return None
-
-
-def _devices() -> list[torch.device]:
-    """Every device of this machine."""
-    return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
