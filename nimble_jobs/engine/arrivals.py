@@ -14,6 +14,7 @@ import torch
 
 from nimble_jobs.engine import enqueue
 from nimble_jobs.engine.device import able
+from nimble_jobs.engine.streams import take_for
 from nimble_jobs.pipeline import Pool
 
 _AHEAD = 3  # slots beyond those that replays are about to take
@@ -65,7 +66,7 @@ class Arrivals:
         self._stream: torch.cuda.Stream | None = None
         slots: list[Slot] = []
         if able(device).streams:
-            self._stream = torch.cuda.Stream(device)
+            self._stream = take_for(self, device)
             slots = [
                 Slot(x=torch.empty(shape, dtype=dtype, device=device), taken=torch.cuda.Event())
                 for _ in range(in_flight + _AHEAD)

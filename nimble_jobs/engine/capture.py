@@ -16,6 +16,7 @@ from nimble_jobs.engine.captures import UNCAPTURED, cleared_if_failed
 from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.launch import run_on_streams, streams
 from nimble_jobs.engine.private.runtime import clear_workspaces
+from nimble_jobs.engine.streams import borrowed
 from nimble_jobs.errors import EngineError, OutOfMemory
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.schedule import Plan, Program
@@ -102,8 +103,7 @@ class _GraphInstance:
         pool = streams(device, count) if count > 1 else []
         self._bound: Bound | None = bound
         self.inputs = bound.inputs
-        with torch.cuda.device(device), torch.no_grad():
-            stream = torch.cuda.Stream(device)
+        with torch.cuda.device(device), torch.no_grad(), borrowed(device) as stream:
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP_RUNS):

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import torch
 
+from nimble_jobs.engine.streams import borrowed
+
 # What a call raises if it cannot be captured. Python raises SystemError if torch reports a failure without setting an
 # exception, as it sometimes does for a transfer to the host.
 UNCAPTURED = (RuntimeError, SystemError)
@@ -28,8 +30,7 @@ def cleared_if_failed(device: torch.device) -> Iterator[None]:
         except BaseException:
             with contextlib.suppress(RuntimeError), torch.cuda.device(device):  # the first failure is raised below
                 torch.cuda.synchronize(device)
-                stream = torch.cuda.Stream(device)
-                with torch.cuda.stream(stream):
+                with borrowed(device) as stream, torch.cuda.stream(stream):
                     graph = torch.cuda.CUDAGraph()
                     graph.capture_begin(capture_error_mode="thread_local")
                     graph.capture_end()

@@ -1,4 +1,6 @@
-"""Loads compiled kernels through the CUDA driver's own interface (cuModuleLoadData), without a compiler.
+"""Loads compiled kernels and creates streams through the CUDA driver's own interface.
+
+Kernels are loaded without a compiler (cuModuleLoadData).
 
 Modules stay loaded for the life of the process. Instances share functions, and an instance that was dropped without
 being closed may still run on the device. So there is no moment at which cuModuleUnload is known to be safe.
@@ -12,10 +14,12 @@ import hashlib
 
 import torch
 
-from nimble_jobs.errors import EngineError
+from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory
 
 _DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _PREFER_SHARED = 1  # CU_FUNC_CACHE_PREFER_SHARED
+_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: does not wait for the legacy stream
+_NO_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _WITHOUT_ASKING = 48 * 1024  # bytes of shared memory that any kernel may use without an attribute
 
 _FUNCTIONS: dict[tuple[int, bytes, str], int] = {}  # by device, SHA-256 of the binary, and name
@@ -45,9 +49,43 @@ def _load(binary: bytes, name: str, shared_bytes: int) -> int:
 
 def _check(status: int, name: str) -> None:
     if status:
-        text = ctypes.c_char_p()
-        driver().cuGetErrorString(status, ctypes.byref(text))
-        raise EngineError(f"the kernel {name} cannot be loaded: {(text.value or b'unknown error').decode()}")
+        raise EngineError(f"the kernel {name} cannot be loaded: {_text(status)}")
+
+
+def create_stream(device: torch.device) -> int:
+    """Handle of a new stream in the context that torch uses, too. Raises OutOfMemory, DeviceFault."""
+    cuda, stream, before = driver(), ctypes.c_void_p(), ctypes.c_void_p()
+    status = cuda.cuCtxPushCurrent_v2(_context(device.index or 0))  # this thread may have none
+    if status == 0:
+        status = cuda.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING)
+        cuda.cuCtxPopCurrent_v2(ctypes.byref(before))
+    if status:
+        raise _lost(status)
+    assert stream.value is not None
+    return stream.value
+
+
+@functools.cache
+def _context(index: int) -> ctypes.c_void_p:
+    """The primary context of a device, which is kept to the end of the process."""
+    cuda, device, context = driver(), ctypes.c_int(), ctypes.c_void_p()
+    status = cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), index)
+    status = status or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    if status:
+        raise _lost(status)
+    return context
+
+
+def _lost(status: int) -> EngineError:
+    if status == _NO_MEMORY:
+        return OutOfMemory("not enough device memory for a stream")
+    return DeviceFault(f"no stream can be created: {_text(status)}")
+
+
+def _text(status: int) -> str:
+    text = ctypes.c_char_p()
+    driver().cuGetErrorString(status, ctypes.byref(text))
+    return (text.value or b"unknown error").decode()
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from nimble_jobs.engine import enqueue
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.launch import flight_streams
+from nimble_jobs.engine.streams import take_for
 from nimble_jobs.engine.tail import Head, Tail
 from nimble_jobs.pipeline import Pool
 
@@ -46,7 +47,7 @@ class Flight:
     def __init__(self, instances: Sequence[Instance], device: torch.device) -> None:
         # More than there are instances, so that the next replay is queued when one ends.
         self._under_way = len(instances) + 2
-        self._copy_out = torch.cuda.Stream(device)
+        self._copy_out = take_for(self, device)
         streams = flight_streams(device, len(instances))
         self._seats = [_Seat(instance, stream) for instance, stream in zip(instances, streams, strict=True)]
         torch.cuda.synchronize(device)

@@ -1,6 +1,6 @@
 """Launches a bound program on several streams: a fork first, an event for each task that others wait for, a join last.
 
-All streams come from one pool per process, since libraries keep a workspace for every stream that they ever saw.
+Pools grow to the most streams that were ever asked for, since libraries keep a workspace for each.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from nimble_jobs.engine.bind import Bound
+from nimble_jobs.engine.streams import take
 
 _POOLS: dict[tuple[str, int], list[torch.cuda.Stream]] = {}  # by use and device index
 
@@ -25,7 +26,7 @@ def flight_streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
 def _pool(use: str, device: torch.device, count: int) -> list[torch.cuda.Stream]:
     pool = _POOLS.setdefault((use, device.index or 0), [])
     while len(pool) < count:
-        pool.append(torch.cuda.Stream(device))
+        pool.append(take(device))
     return pool[:count]
 
 

@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import Any
 
@@ -19,6 +19,7 @@ from nimble_jobs.engine.captures import UNCAPTURED, cleared_if_failed
 from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.launch import flight_streams
 from nimble_jobs.engine.private.runtime import keep_busy
+from nimble_jobs.engine.streams import borrowed
 from nimble_jobs.errors import EngineError, UsageError
 
 VARIABLE = "NIMBLE_JOBS_TIMING_BUDGET_S"
@@ -145,21 +146,16 @@ def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device)
 
     Raises EngineError if a call cannot be captured.
     """
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
     pool = torch.cuda.graph_pool_handle()
     graphs: list[torch.cuda.CUDAGraph] = []
     times = []
-    try:
-        with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
-            for call in calls:
-                call()  # libraries choose algorithms
-                graphs.append(torch.cuda.CUDAGraph())
-                with cleared_if_failed(device):
-                    _capture_repeated(call, graphs[-1], pool, stream)
-                times.append(_repeated_us(graphs[-1], stream))
-    finally:  # wait, because memory that kernels still write must not go to others
-        torch.cuda.current_stream(device).wait_stream(stream)
+    with _beside(device) as stream:
+        for call in calls:
+            call()  # libraries choose algorithms
+            graphs.append(torch.cuda.CUDAGraph())
+            with cleared_if_failed(device):
+                _capture_repeated(call, graphs[-1], pool, stream)
+            times.append(_repeated_us(graphs[-1], stream))
     return times
 
 
@@ -199,24 +195,32 @@ def _on_gpu(bound: Bound, device: torch.device, put_back: Callable[[], object]) 
     env = dict(bound.fixed)
     pool = torch.cuda.graph_pool_handle()
     graphs: list[torch.cuda.CUDAGraph] = []  # all kept to the end: the pool must not become empty between two captures
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    try:
-        with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
-            for step in bound.steps:
-                for buffer in step.drops:
-                    del env[buffer]
-                # Random seeds may lie on the host.
-                scratch = {b: t if t.is_cuda or b in bound.fixed else t.to(device) for b, t in env.items()}
-                step.call(env)
-                graphs.append(torch.cuda.CUDAGraph())
-                with cleared_if_failed(device):
-                    _capture_repeated(functools.partial(step.call, scratch), graphs[-1], pool, stream)
-                times.append(_repeated_us(graphs[-1], stream))
-                put_back()
-    finally:  # as above
-        torch.cuda.current_stream(device).wait_stream(stream)
+    with _beside(device) as stream:
+        for step in bound.steps:
+            for buffer in step.drops:
+                del env[buffer]
+            # Random seeds may lie on the host.
+            scratch = {b: t if t.is_cuda or b in bound.fixed else t.to(device) for b, t in env.items()}
+            step.call(env)
+            graphs.append(torch.cuda.CUDAGraph())
+            with cleared_if_failed(device):
+                _capture_repeated(functools.partial(step.call, scratch), graphs[-1], pool, stream)
+            times.append(_repeated_us(graphs[-1], stream))
+            put_back()
     return times
+
+
+@contextlib.contextmanager
+def _beside(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """Inside, work goes to a stream of its own. It follows the current stream's, and is followed by it."""
+    with torch.cuda.device(device), borrowed(device) as stream:
+        before = torch.cuda.current_stream(device)
+        stream.wait_stream(before)
+        try:
+            with torch.cuda.stream(stream), torch.no_grad():
+                yield stream
+        finally:  # wait, because memory that kernels still write must not go to others
+            before.wait_stream(stream)
 
 
 def _capture_repeated(

@@ -15,7 +15,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from nimble_jobs.engine import enqueue, jpeg_engines, nvjpeg
+from nimble_jobs.engine import enqueue, jpeg_engines, nvjpeg, streams
 from nimble_jobs.engine.canaries import Canaries
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.jpeg_engines import JpegEngines
@@ -119,7 +119,7 @@ class PictureDecoder:
         if able(self.device).streams:
             with _LOCK:
                 free = _STREAMS.setdefault(self.device.index, [])
-                self._stream = free.pop() if free else torch.cuda.Stream(self.device)
+                self._stream = free.pop() if free else streams.take(self.device)
             self.done = torch.cuda.Event()
         self._tables = Tables(self.device)
         self._engines = None if decode is not None else jpeg_engines.take(self.device, channels)

@@ -17,6 +17,7 @@ from nimble_jobs.data import Batch, Reader, Wanted
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.pictures import PictureDecoder
+from nimble_jobs.engine.streams import take_for
 from nimble_jobs.pipeline import Meter
 from nimble_jobs.planner.jobs.loaded import pinned_buffers
 from nimble_jobs.preprocess import Preprocess
@@ -86,7 +87,7 @@ class Intake:
     ) -> None:
         """For these readers and up to this `batch_size`. With `on_device`, the device decodes pictures."""
         self.device, self.stored = device, able(device).separate_memory or on_device
-        self.stream = torch.cuda.Stream(device) if able(device).streams else None
+        self.stream = take_for(self, device) if able(device).streams else None
         self.meters = Meters(device, decodes=on_device)
         self._on_device = on_device
         self._decoders: dict[Recipe, PictureDecoder] = {}

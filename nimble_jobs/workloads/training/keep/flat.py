@@ -14,6 +14,7 @@ import torch
 
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.private.operators import copy_
+from nimble_jobs.engine.streams import take_for
 from nimble_jobs.errors import ModelError
 from nimble_jobs.planner.step.optimizer import seen_as
 
@@ -65,7 +66,7 @@ class Flat:
         self._host = self._values
         if able(device).asynchronous:
             self._host = torch.empty(end, dtype=torch.uint8, pin_memory=True)
-            self._stream = torch.cuda.Stream(device)
+            self._stream = take_for(self, device)
             self._copied = torch.cuda.Event()
         self._sources: list[tuple[torch.Tensor, _Lies]] = []  # of the last copy
         self._together: _Together = {}
