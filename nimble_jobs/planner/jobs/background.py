@@ -14,16 +14,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nimble_jobs.packing import layout_of_words
 from nimble_jobs.planner.keys.request import Request
-from nimble_jobs.preprocess import Preprocess
-from nimble_jobs.sentence import Pooling
-from nimble_jobs.spec import ModelSpec, ScheduleSpec
 
 _COMMAND = (sys.executable, "-m", "nimble_jobs.planner.jobs.builder")
 _PATIENCE_S = 10.0
@@ -125,36 +122,10 @@ class Builders:
 
 def order_of(key: str, request: Request, device: torch.device) -> dict[str, Any]:
     """What a builder must be told, as JSON."""
-    return {
-        "key": key,
-        "device": str(device),
-        "threads": torch.get_num_threads(),
-        "model": request.model.model_dump(mode="json"),
-        "shape": list(request.shape),
-        "dtype": request.dtype,
-        "batch_size": request.batch_size,
-        "preprocess": None if request.preprocess is None else request.preprocess.to_json(),
-        "packing": None if request.packing is None else request.packing.words,
-        "schedule": request.schedule.model_dump(mode="json"),
-        "embedding": request.embedding,
-        "pooling": None if request.pooling is None else request.pooling.words,
-        "memory_bytes": request.memory_bytes,
-        "allowed_python": [str(folder) for folder in request.allowed_python],
-    }
+    return {"key": key, "device": str(device), "threads": torch.get_num_threads(), **request.to_json()}
 
 
 def request_of(order: dict[str, Any]) -> Request:
-    """The request that an order was made of."""
-    return Request(
-        model=ModelSpec.model_validate(order["model"]),
-        shape=tuple(order["shape"]),
-        dtype=order["dtype"],
-        batch_size=order["batch_size"],
-        preprocess=None if order["preprocess"] is None else Preprocess.of_json(order["preprocess"]),
-        packing=None if order["packing"] is None else layout_of_words(order["packing"]),
-        schedule=ScheduleSpec.model_validate(order["schedule"]).model_copy(update={"progressive": False}),
-        embedding=order["embedding"],
-        pooling=None if order["pooling"] is None else Pooling.of_words(order["pooling"]),
-        memory_bytes=order["memory_bytes"],
-        allowed_python=tuple(Path(folder) for folder in order["allowed_python"]),
-    )
+    """The request that an order was made of, to be built before anything runs."""
+    request = Request.of_json(order)
+    return replace(request, schedule=request.schedule.model_copy(update={"progressive": False}))

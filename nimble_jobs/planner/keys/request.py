@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import verify
 from nimble_jobs.models import identity, weights_identity
 from nimble_jobs.models.preprocessed import crossing_dtype
-from nimble_jobs.packing import Layout
+from nimble_jobs.packing import Layout, layout_of_words
 from nimble_jobs.planner.keys.files import unnamed
 from nimble_jobs.planner.keys.options import option_parts, options_of
 from nimble_jobs.preprocess import Preprocess
@@ -70,6 +71,39 @@ class Request:
     def holds_integers(self) -> bool:
         """Whether the model is given whole numbers that could be out of the range of a table."""
         return self.whole if self.packing is None else self.packing.holds_integers
+
+    def to_json(self) -> dict[str, Any]:
+        """What another process needs to ask for the same schedule, as JSON-able values."""
+        return {
+            "model": self.model.model_dump(mode="json"),
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "batch_size": self.batch_size,
+            "preprocess": None if self.preprocess is None else self.preprocess.to_json(),
+            "packing": None if self.packing is None else self.packing.words,
+            "schedule": self.schedule.model_dump(mode="json"),
+            "embedding": self.embedding,
+            "pooling": None if self.pooling is None else self.pooling.words,
+            "memory_bytes": self.memory_bytes,
+            "allowed_python": [str(folder) for folder in self.allowed_python],
+        }
+
+    @classmethod
+    def of_json(cls, given: Mapping[str, Any]) -> Request:
+        """Inverse of `to_json`, without `batches`. Other keys of `given` are ignored."""
+        return cls(
+            model=ModelSpec.model_validate(given["model"]),
+            shape=tuple(given["shape"]),
+            dtype=given["dtype"],
+            batch_size=given["batch_size"],
+            preprocess=None if given["preprocess"] is None else Preprocess.of_json(given["preprocess"]),
+            packing=None if given["packing"] is None else layout_of_words(given["packing"]),
+            schedule=ScheduleSpec.model_validate(given["schedule"]),
+            embedding=given["embedding"],
+            pooling=None if given["pooling"] is None else Pooling.of_words(given["pooling"]),
+            memory_bytes=given["memory_bytes"],
+            allowed_python=tuple(Path(folder) for folder in given["allowed_python"]),
+        )
 
 
 def key_parts(request: Request, device: torch.device) -> dict[str, str]:
