@@ -48,6 +48,7 @@ class JpegEngines:
         self.device, self.channels = device, channels
         self._format = _GREY if channels == 1 else _PLANES
         self._library, self._quick = _libraries()
+        self._given: tuple[np.ndarray, ...] = ()
         self._handle, self._state, self._parsed = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
             torch.cuda.current_stream(device)  # makes torch create the context that nvJPEG needs
@@ -105,6 +106,7 @@ class JpegEngines:
         for channel in range(self.channels):
             images[:, 0, channel] = targets + channel * plane
             images[:, 1, channel] = sizes[:, 1]
+        self._given = addresses, lengths, images  # nothing says that nvJPEG's threads do not read them later
         self._check(
             self._library.nvjpegDecodeBatched(
                 self._handle,

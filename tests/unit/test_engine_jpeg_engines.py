@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ class Library:
     def __init__(self, **answers: Any) -> None:
         self.answers = {"info": 0, "size": SIZE, "sampling": 2, "header": 0, "supported": 0, "refused": 0} | answers
         self.prepared: list[int] = []
+        self.given: tuple[Any, ...] = ()
         self.status = 0
 
     def nvjpegGetImageInfo(
@@ -42,6 +45,7 @@ class Library:
         return 0
 
     def nvjpegDecodeBatched(self, handle: Any, state: Any, files: Any, lengths: Any, images: Any, stream: Any) -> int:
+        self.given = files, lengths, images
         return self.status
 
 
@@ -79,6 +83,21 @@ def test_each_batch_is_prepared_and_a_failure_is_raised_with_its_status() -> Non
     with pytest.raises(RuntimeError, match=r"failed to decode a batch: 5$"):
         engines(library).decode(*files, 0)
     assert library.prepared == [2, 2]
+
+
+def test_what_the_library_was_given_lives_on() -> None:
+    """Its threads may read it after the call, until the stream is done."""
+    library = Library()
+    made = engines(library)
+    made.decode(np.array([1, 2]), np.array([10, 20]), np.array([SIZE, SIZE]), np.array([100, 4000]), 0)
+    gc.collect()
+    others = [np.full((2, 2, 4), 9) for _ in range(100)]  # would lie where freed arrays lay
+    sizes = 2, 2, 16
+    given = zip(library.given, sizes, strict=True)
+    files, lengths, images = ((ctypes.c_int64 * count).from_address(at.value) for at, count in given)
+    assert (list(files), list(lengths)) == ([1, 2], [10, 20])
+    assert list(images) == [100, 1300, 2500, 0, 40, 40, 40, 0, 4000, 5200, 6400, 0, 40, 40, 40, 0]
+    assert len(others) == 100
 
 
 def test_a_torchvision_without_nvjpeg_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
