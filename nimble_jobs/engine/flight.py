@@ -52,14 +52,18 @@ class Flight:
         self._seats = [_Seat(instance, stream) for instance, stream in zip(instances, streams, strict=True)]
         torch.cuda.synchronize(device)
 
+    def prepare(self, head: Head) -> None:
+        """Capture `head`, unless that was done before. Raises what `head` raises, and EngineError."""
+        for seat in self._seats:
+            seat.prepare(head)
+
     def run(self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict) -> Generator[Landed[T]]:
         """Yield what `head` makes of each batch's outputs, on the host, in order. A batch of None has no outputs.
 
         `head` runs on the device, after each replay. At most two batches may be held at a time. Raises what `head`
         raises.
         """
-        for seat in self._seats:
-            seat.prepare(head)
+        self.prepare(head)
         free = Pool([_Lane(self._copy_out) for _ in range(self._under_way + _LANDED)])
         busy: deque[_UnderWay[T]] = deque()
         turn = 0

@@ -108,6 +108,8 @@ class Scoring:
         return self._stages.summary()
 
     def _run(self) -> None:
+        if len(self.lanes) == 1:  # buckets of texts wait for their first batch, which may never come
+            self.prepared.loaded.make_ready(self._heads)
         source = self._feed.arrived()
         writer = Sink(
             self._write,

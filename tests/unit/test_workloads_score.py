@@ -50,8 +50,13 @@ class AllInFlight:
 
     def __init__(self) -> None:
         self.made: list[Buffers] = []
+        self.steps: list[str] = []
+
+    def make_ready(self, head: Any) -> None:
+        self.steps.append("ready")
 
     def buffers(self, nbytes: int) -> Buffers:
+        self.steps.append("feed")
         self.made.append(Buffers(8, nbytes))
         return self.made[-1]
 
@@ -85,7 +90,8 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
     context: Any = SimpleNamespace(
         spec=spec, device="cpu", stop=lambda: Stop.GO, report=lambda **_: None, patience=NONE, builders=None
     )
-    prepared: Any = SimpleNamespace(loaded=AllInFlight(), progress=None)
+    model = AllInFlight()
+    prepared: Any = SimpleNamespace(loaded=model, progress=None)
     tally, staging = Tally(), Written()
     with open_reader(InputSpec(source=str(tmp_path / "x.npy"), format="npy")) as reader:
         stages = Stages(context, alone=False)
@@ -101,6 +107,7 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
             summary = scoring.run()
             assert (len(staging.columns["id"]), len(staging.bad), tally.done, bad.count) == (12, 4, 16, 4)
             assert [stage["name"] for stage in summary["stages"]] == ["read and decode", "replay", "columns", "shards"]
+        assert model.steps == ["ready", "feed"], "a capture waits for the whole device: no thread uses it yet"
 
 
 def tiny_job(folder: Path) -> dict[str, Any]:

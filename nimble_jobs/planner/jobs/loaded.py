@@ -158,6 +158,14 @@ class Loaded:
             )
         return self._buffers
 
+    def make_ready(self, head: Head) -> None:
+        """Capture what `run` needs for `head`. Best before other threads use the device, since a capture waits for all
+        of it. Raises what `head` raises, and EngineError.
+        """
+        flight = self.take_off()
+        if flight is not None:
+            flight.prepare(head)
+
     def run(self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict) -> Generator[Landed[T]]:
         """What `head` makes of the outputs of each batch, on the host, in order; nothing for None.
 
