@@ -30,7 +30,7 @@ _ENTRY_IN = 1.5  # room for an entry of the legend
 def require_matplotlib(option: str = "--plot") -> None:
     """Raises UsageError, with what to install, where matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError(f"{option}: matplotlib is not installed; expected: pip install 'nimble-jobs[plots]'")
+        raise UsageError(f"{option}: matplotlib is not installed; install it with: pip install 'nimble-jobs[plots]'")
 
 
 def caption(environment: dict[str, Any], dtypes: Sequence[str], batches: Sequence[int]) -> str:

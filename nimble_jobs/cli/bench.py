@@ -41,7 +41,8 @@ SharedCaches = Annotated[
     bool,
     typer.Option(
         "--shared-caches",
-        help="Let compilers reuse their caches on disk: quicker, but prepare_s then leaves out most compilation.",
+        help="Let compilers reuse their caches on disk: quicker, but the time to prepare (prepare_s) then leaves out "
+        "most compilation.",
     ),
 ]
 JsonFile = Annotated[
@@ -58,7 +59,7 @@ Log = Annotated[Path | None, unset("--log", "FILE", "File for the compilers' out
 def inference(  # long, since each option is a parameter
     ctx: typer.Context,
     models: Annotated[
-        str, typer.Option("--models", metavar="NAMES", help="all, more, or names (see above); commas between.")
+        str, typer.Option("--models", metavar="NAMES", help="all, more, or names (see above), separated by commas.")
     ] = "all",
     batch: Annotated[str, typer.Option("--batch", metavar="N,...", help="Batch sizes.")] = "1",
     dtype: Annotated[
@@ -96,15 +97,16 @@ def inference(  # long, since each option is a parameter
     log: Log = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare eager, TorchScript, CUDA graphs, torch.compile, ONNX Runtime, TensorRT and ours.
+    """Compare eager, TorchScript, CUDA graphs, torch.compile, ONNX Runtime, TensorRT and nimble-jobs (`ours`).
 
     Models: `all` are the twelve of the paper, `more` are ten others (HRNet, PNASNet, CoaT, MixNet, Inception-v4, ViT,
     DenseNet, ShuffleNet, SqueezeNet, DeepLabv3; they need timm). You can also name single models, or give
     torchvision:NAME[@SIDE].
 
-    Each model is measured in a process of its own. Every output is compared with eager; a wrong one is reported as
-    an error and gets no time. Times are in microseconds. Ratios say how many times as fast ours is. They compare with
-    the fastest eager, and with the fastest torch.compile of all modes and memory formats that were measured.
+    Each model is measured in a process of its own. Every output is compared with eager; a system whose output is
+    wrong is reported as an error, without a time. Times are in microseconds. Ratios say how many times as fast `ours`
+    is. They compare with the fastest eager, and with the fastest torch.compile of all modes and memory formats that
+    were measured.
     """
     from nimble_jobs import bench
     from nimble_jobs.bench import request as asked
@@ -133,7 +135,7 @@ def training(
         typer.Option(
             "--models",
             metavar="NAMES",
-            help="all, or names of the paper's models; NAME@SIDE for images of another size; commas between.",
+            help="all, or names of the paper's models; NAME@SIDE for images of another size. Separate by commas.",
         ),
     ] = "all",
     batch: Annotated[str | None, unset("--batch", "N,...", "Batch sizes; default: the paper's, by model.")] = None,
@@ -164,7 +166,7 @@ def training(
     log: Log = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare whole training steps: eager, torch.compile, a CUDA graph of the eager step, and ours.
+    """Compare whole training steps: eager, torch.compile, a CUDA graph of the eager step, nimble-jobs (`ours`).
 
     Each system runs in a process of its own. The losses of 50 steps are compared with eager's; a system whose losses
     differ is reported as an error and gets no time. Times are of one step, in microseconds.

@@ -27,7 +27,7 @@ def scoring(  # long, since each option is a parameter
         typer.Option(
             "--model",
             metavar="NAME",
-            help="Name of a torchvision model; with npy also zoo:NAME, or several, with commas between.",
+            help="Name of a torchvision model; with npy also zoo:NAME, or several, separated by commas.",
         ),
     ] = "resnet50",
     dtype: Annotated[str | None, unset("--dtype", "NAME", "fp32, fp16, bf16; default: fp16, fp32 on a CPU.")] = None,
@@ -54,7 +54,7 @@ def scoring(  # long, since each option is a parameter
         ),
     ] = None,
     side: Annotated[
-        int | None, unset("--side", "PIXELS", "Side of the model's input; default: the model's own.", min=1)
+        int | None, unset("--side", "PIXELS", "Height and width of the model's input; default: the model's own.", min=1)
     ] = None,
     systems: Annotated[
         str | None, unset("--systems", "NAMES", "Systems to measure: all, ours, loops, or names.")
@@ -71,7 +71,11 @@ def scoring(  # long, since each option is a parameter
     ] = None,
     setting: Annotated[
         list[str] | None,
-        unset("--setting", "SYSTEM=BATCH[/WORKERS]", "Use these for SYSTEM instead of trying several. Repeatable."),
+        unset(
+            "--setting",
+            "SYSTEM=BATCH[/WORKERS]",
+            "Use this batch size and number of workers for SYSTEM; try no others. Repeatable.",
+        ),
     ] = None,
     compile_mode: Annotated[
         str, typer.Option("--compile-mode", metavar="MODE", help="Mode of torch.compile in the loops.")
@@ -87,7 +91,7 @@ def scoring(  # long, since each option is a parameter
     png: Annotated[Path | None, unset("--png", "FILE.png", "Draw a bar chart.")] = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare whole scoring jobs, from files to Parquet: ours, loops written by hand, Ray Data.
+    """Compare whole scoring jobs, from files to Parquet: nimble-jobs, hand-written loops, Ray Data.
 
     The loops are in nimble_jobs/bench/loops. Every run is a process of its own, and every system uses its best batch
     size and number of workers. Rates are given from the first to the last record, and for the whole process.

@@ -24,16 +24,20 @@ def text(  # long, since each option is a parameter
     ctx: typer.Context,
     models: Annotated[
         str,
-        typer.Option("--models", metavar="NAMES", help="minilm, bert-base (random weights), or folders; with commas."),
+        typer.Option(
+            "--models", metavar="NAMES", help="minilm, bert-base (random weights), or folders, separated by commas."
+        ),
     ] = "minilm",
     dtype: Annotated[str | None, unset("--dtype", "NAME", "fp32, fp16, bf16; default: fp16, fp32 on a CPU.")] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="Number of texts.")] = 20000,
-    median_words: Annotated[float, typer.Option("--median-words", min=1.0, help="Words of half of the texts.")] = 60.0,
+    median_words: Annotated[
+        float, typer.Option("--median-words", min=1.0, help="Median number of words in a text.")
+    ] = 60.0,
     sigma: Annotated[
-        float, typer.Option("--sigma", min=0.0, help="Standard deviation of the logarithm of their lengths.")
+        float, typer.Option("--sigma", min=0.0, help="Standard deviation of the logarithm of the texts' lengths.")
     ] = 0.9,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the texts.")] = 0,
-    max_length: Annotated[int, typer.Option("--max-length", min=8, help="Longer texts are cut, in tokens.")] = 512,
+    max_length: Annotated[int, typer.Option("--max-length", min=8, help="Cut texts after this many tokens.")] = 512,
     systems: Annotated[
         str | None, unset("--systems", "NAMES", "Systems to measure: all, ours, loops, or names.")
     ] = None,
@@ -44,7 +48,9 @@ def text(  # long, since each option is a parameter
     compile_modes: Annotated[
         str, typer.Option("--compile-modes", metavar="MODES", help="Modes of torch.compile to try.")
     ] = "default,max-autotune-no-cudagraphs,reduce-overhead",
-    searched: Annotated[int, typer.Option("--searched", min=1, help="Texts that each of these is tried on.")] = 4096,
+    searched: Annotated[
+        int, typer.Option("--searched", min=1, help="Number of texts to try each batch size and mode on.")
+    ] = 4096,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda.")] = "auto",
     limit: Annotated[
         str, typer.Option("--limit", metavar="TIME", help="Time limit for each process, such as 10m.")
@@ -52,7 +58,7 @@ def text(  # long, since each option is a parameter
     json: Annotated[Path | None, unset("--json", "FILE", "Write the results.")] = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Compare whole embedding jobs, from texts to Parquet: ours, sentence-transformers, loops written by hand.
+    """Compare whole embedding jobs, from texts to Parquet: nimble-jobs, sentence-transformers, hand-written loops.
 
     The texts are English from the documentation of installed packages, with log-normal lengths. The loops are in
     nimble_jobs/bench/text/loops. Every run is a process of its own, and every loop uses its best batch size and mode

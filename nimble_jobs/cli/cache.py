@@ -33,7 +33,9 @@ def ls(
     quiet: options.IdsOnly = False,
     json: options.Json = False,
 ) -> None:
-    """List the stored schedules, the oldest first; those of one model's buckets of texts together.
+    """List the stored schedules, the oldest first.
+
+    The schedules of a text model, one for each length that texts are padded to, are listed together.
 
     Examples of filters: model=*resnet*, device=*H200*, size>100MB, used>30d, replay<2ms, speedup>2x, state=stale,
     resident=yes.

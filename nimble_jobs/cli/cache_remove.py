@@ -78,8 +78,8 @@ def prune(
 ) -> None:
     """Remove schedules that you no longer want to keep, and artifacts that no schedule needs.
 
-    Without an option it removes artifacts only. A schedule that a running worker holds on its device always stays. The
-    database file shrinks afterwards.
+    Artifacts are files with kernels and constants. Without options, only artifacts that no schedule needs are removed.
+    A schedule that a running worker holds on its device always stays. The database file shrinks afterwards.
     """
     with options.store(ctx) as store:
         from nimble_jobs.store.prune import Wish, look

@@ -59,12 +59,13 @@ KEYS: Keys = {
 
 def wanted_line(wanted: WantedSchedule) -> str:
     """One line about a schedule that jobs ran without: who builds it, or why nobody does."""
-    what = f"{wanted.key[:12]} {wanted.model} {shape(wanted.input)}, which {count(wanted.misses, 'job')} ran without"
+    what = f"{wanted.key[:12]} {wanted.model} {shape(wanted.input)}"
+    missed = f"{count(wanted.misses, 'job')} ran without it"
     if wanted.state == "failed":
-        return f"not built: {what}: {wanted.why}"
+        return f"not built: {what}: {wanted.why}; {missed}"
     if wanted.state == "building":
-        return f"being built by worker {wanted.builder}: {what}"
-    return f"an idle worker will build {what} (about {figures.duration(wanted.costs_s)})"
+        return f"being built by worker {wanted.builder}: {what}; {missed}"
+    return f"an idle worker will build {what}, in about {figures.duration(wanted.costs_s)}; {missed}"
 
 
 def found(store: Store, keys: Sequence[str]) -> list[ScheduleEntry]:

@@ -22,8 +22,8 @@ def register(app: typer.Typer) -> None:
 def stats(ctx: typer.Context, json: options.Json = False) -> None:
     """Show hit rates, reasons for misses, build time saved, and sizes.
 
-    Uses by jobs, by `Nimble` in programs and by `cache build` count from the day the state folder was created, also
-    for schedules that have been removed since.
+    Counts every use by jobs, by `Nimble` in programs and by `cache build` since the state folder was created. Uses of
+    schedules that have been removed count too.
     """
     with options.store(ctx) as store:
         found = statistics(store)

@@ -30,7 +30,8 @@ def add(
 ) -> None:
     """Add a timer for a spec with a cron part, and print its name. An existing timer of that name is changed.
 
-    The next five ticks are shown. A change never fires a tick that was due before it. The same spec changes nothing.
+    The next five ticks are shown. A changed timer submits nothing for times that have passed. Adding the same spec
+    again changes nothing.
     """
     from nimble_jobs import client, cron
     from nimble_jobs.spec import load

@@ -84,10 +84,17 @@ def backfill(
     name: cron_rows.Name,
     since: Annotated[
         str,
-        typer.Option("--from", metavar="TIME", help="First tick: 2026-11-01 or 2026-11-01T18:00, in the timer's zone."),
+        typer.Option(
+            "--from",
+            metavar="TIME",
+            help="Start of the time to cover: 2026-11-01 or 2026-11-01T18:00, in the timer's zone.",
+        ),
     ],
     until: Annotated[
-        str, typer.Option("--to", metavar="TIME", help="Last tick, as --from; a date alone includes the whole day.")
+        str,
+        typer.Option(
+            "--to", metavar="TIME", help="End of the time to cover, as for --from; a date alone includes that day."
+        ),
     ],
     max_running: Annotated[
         int, typer.Option("--max-running", min=1, help="How many of these jobs may run at once.")
@@ -120,9 +127,10 @@ def backfill(
 
 
 def serve(ctx: typer.Context) -> None:
-    """Fire timers until Ctrl-C or SIGTERM. It runs no job.
+    """Submit the jobs of timers when they are due, until Ctrl-C or SIGTERM.
 
-    Workers fire timers too. You need this command only if no worker runs all the time.
+    This command runs no jobs. Workers submit the jobs of timers too, so you need it only if no worker runs all the
+    time.
     """
     from nimble_jobs.worker.cron import serve as fire
 

@@ -36,20 +36,22 @@ def dashboard(
         typer.Option(
             "--allow-host",
             metavar="NAME",
-            help="Another host name under which browsers may ask, for instance that of a proxy. Repeatable.",
+            help="Another host name by which browsers may reach the page, such as a proxy's. Repeatable.",
         ),
     ] = None,
-    open_metrics: Annotated[bool, typer.Option("--open-metrics", help="Answer /metrics without the token.")] = False,
+    open_metrics: Annotated[
+        bool, typer.Option("--open-metrics", help="Serve /metrics to anyone, without the token.")
+    ] = False,
 ) -> None:
     """Serve a page that shows queue, jobs, stored schedules, timers and workers, until Ctrl-C.
 
-    Prints the page's address on stdout. The token in it lets whoever has it do what you can do on the page, so keep it
-    to yourself. The page never submits a job.
+    Prints the page's address on stdout. The address holds a token. Anyone who has the token can do on the page what you
+    can do, so keep it to yourself. The page never submits a job.
     """
     missing = [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
         names = ", ".join(missing)
-        raise UsageError(f"dashboard: not installed: {names}; expected: pip install 'nimble-jobs[dashboard]'")
+        raise UsageError(f"dashboard: not installed: {names}; install with: pip install 'nimble-jobs[dashboard]'")
     from nimble_jobs.dashboard import serve
 
     def ready(address: str) -> None:

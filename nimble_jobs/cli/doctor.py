@@ -48,7 +48,7 @@ def doctor(
     ctx: typer.Context,
     json: options.Json = False,
     no_device: Annotated[
-        bool, typer.Option("--no-device", help="Do not look for a GPU, so torch need not be loaded.")
+        bool, typer.Option("--no-device", help="Do not look for a GPU and do not load torch: quicker.")
     ] = False,
     all_jobs: Annotated[
         bool, typer.Option("--all", help=f"Read all jobs, not only the newest {_NEWEST:,} and the running ones.")
@@ -56,7 +56,7 @@ def doctor(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="DIR", help="Check this folder of a transformers model instead; it is not built."
+            "--model", metavar="DIR", help="Check this folder of a transformers model instead, without loading it."
         ),
     ] = None,
 ) -> None:
@@ -123,7 +123,7 @@ def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:
             yield from (Finding(name="store", detail=problem, status="problem") for problem in problems)
             if not problems:
                 kept = f"{count(jobs, 'job')}, {count(len(store.schedules.list()), 'schedule')}"
-                part = "" if newest is None else f" (the newest {newest:,} jobs were read; --all reads each)"
+                part = "" if newest is None else f" (read the newest {newest:,} jobs; --all reads all)"
                 yield Finding(name="store", detail=f"sound: {kept}{part}")
             yield from _left(store)
             for wanted in store.wanted.list()[:_WANTED]:

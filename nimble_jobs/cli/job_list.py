@@ -122,7 +122,7 @@ def ls(
         return
     _note_waits(rows)
     if wrong := [row["id"] for row in rows if row["error"] or row["records_bad"]]:
-        output.note(f"errors ({figures.few(wrong)}): nimble-jobs show ID")
+        output.note(f"errors in {figures.few(wrong)}; see them with: nimble-jobs show ID")
     if total is not None and total > len(rows):
         output.note(f"{len(rows):,} of {count(total, 'job')}; more with: --limit {total}")
 

@@ -32,19 +32,19 @@ def metrics(
     every: Annotated[
         str | None,
         typer.Option(
-            "--every", metavar="TIME", help="With --textfile: write again and again, until SIGTERM or Ctrl-C."
+            "--every", metavar="TIME", help="With --textfile: rewrite the file this often, such as 15s, until Ctrl-C."
         ),
     ] = None,
     openmetrics: Annotated[
-        bool, typer.Option("--openmetrics", help="Print OpenMetrics in place of Prometheus' text format.")
+        bool, typer.Option("--openmetrics", help="Print OpenMetrics instead of Prometheus' text format.")
     ] = False,
     grafana: Annotated[
-        bool, typer.Option("--grafana", help="Print a dashboard for Grafana, as JSON, in place of metrics.")
+        bool, typer.Option("--grafana", help="Print a Grafana dashboard as JSON instead of metrics.")
     ] = False,
 ) -> None:
     """Print metrics for Prometheus.
 
-    They tell about jobs, schedules, timers, notifications, workers and GPUs. They are read from the state folder, so
+    They cover jobs, schedules, timers, notifications, workers and GPUs. They are read from the state folder, so
     neither a worker nor a server needs to run.
     """
     if grafana:
@@ -80,7 +80,9 @@ def _gpus() -> Gpus:
     try:
         from nimble_jobs.metrics import Gpus
     except ModuleNotFoundError as e:
-        raise UsageError(f"metrics: {e.name} is not installed; expected: pip install 'nimble-jobs[metrics]'") from e
+        raise UsageError(
+            f"metrics: {e.name} is not installed; install it with: pip install 'nimble-jobs[metrics]'"
+        ) from e
     return Gpus()
 
 
@@ -98,7 +100,7 @@ def _repeat(store: Store, gpus: Gpus, path: Path, every_s: float) -> None:
 
     with StopSignals() as signals:
         _write(store, gpus, path)
-        output.note(f"{path} is written every {every_s:g} s; stop with SIGTERM or Ctrl-C")
+        output.note(f"writing {path} every {every_s:g} s; stop with SIGTERM or Ctrl-C")
         said: str | None = None
         while not signals.count:
             wait([signals.fileno()], timeout=every_s)
@@ -113,4 +115,4 @@ def _repeat(store: Store, gpus: Gpus, path: Path, every_s: float) -> None:
             except NimbleError as error:
                 if str(error) != said:
                     said = str(error)
-                    output.note(f"not written, and tried again in {every_s:g} s: {said}")
+                    output.note(f"could not write; trying again in {every_s:g} s: {said}")

@@ -85,7 +85,7 @@ def retry(
     ] = None,
     given_up: Annotated[bool, typer.Option("--given-up", help="Retry all notifications that were given up.")] = False,
 ) -> None:
-    """Try notifications again now, and keep trying for as long as with new ones."""
+    """Send notifications again now. If that fails, keep trying for as long as with a new one."""
     if bool(ids) == given_up:
         raise UsageError("no notifications named; give their ids, or --given-up")
     with options.store(ctx) as store:

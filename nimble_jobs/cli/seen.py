@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 _AT_MOST = 1000  # files listed, unless --limit says otherwise
 _NAMED = 3  # files named in a question
 
-app = typer.Typer(name="seen", help="List or forget files that input.only_new has seen.", no_args_is_help=True)
+app = typer.Typer(
+    name="seen", help="List or forget the files that jobs with input.only_new have scored.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the jobs, or of their timer.", show_default=False)]
 MaybeName = Annotated[
@@ -65,7 +67,7 @@ def ls(
     quiet: options.IdsOnly = False,
     json: options.Json = False,
 ) -> None:
-    """List the seen files of a name, folder by folder; without a name, list the folders.
+    """List the files that jobs of this name have scored. Without a name, list the names and their folders.
 
     Lists at most 1,000 files, unless --limit says otherwise. Times are UTC.
     """

@@ -34,7 +34,7 @@ def validate(
     allow_python: options.AllowPython = None,
     json: options.Json = False,
 ) -> None:
-    """Check a spec and list all of its mistakes. Nothing is built, not even with --data."""
+    """Check a spec and list all of its mistakes. No schedule is built, not even with --data."""
     from nimble_jobs.client import permitted
     from nimble_jobs.settings import check_targets
     from nimble_jobs.spec import dump, load
@@ -93,7 +93,7 @@ def explain(
 
     Prints its key, build stages, graph, bounds, memory, and candidates with the reason for or against each.
 
-    On a miss the schedule is built and stored. Exits 100 if jobs will run in eager.
+    If the schedule is not stored yet, the command builds and stores it. Exits 100 if jobs will run in eager.
     """
     from nimble_jobs.client import allowed_python, permitted
     from nimble_jobs.draw import Drawing

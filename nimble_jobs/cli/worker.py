@@ -72,7 +72,7 @@ def start(
 ) -> None:
     """Start a worker, in this terminal or detached.
 
-    On SIGTERM or Ctrl-C it finishes its shard, gives the job back and stops.
+    On SIGTERM or Ctrl-C it finishes its shard or training step, puts the job back into the queue, and stops.
     """
     max_idle_s = options.duration(max_idle, "--max-idle")
     settings = options.configured(ctx, device=device, gpu_memory=gpu_memory)
@@ -137,7 +137,10 @@ def stop(
         str, typer.Option("--timeout", metavar="TIME", help="How long to wait for the workers to stop.")
     ] = "90s",
 ) -> None:
-    """Ask workers to finish their shard, give their job back and stop; wait until they have."""
+    """Ask workers to finish their shard or training step, put their job back into the queue, and stop.
+
+    The command waits until they have stopped.
+    """
     from nimble_jobs import client
 
     timeout_s = options.duration(timeout, "--timeout") or 0.0

@@ -72,7 +72,7 @@ def uninstall(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be removed; change nothing.")] = False,
     yes: options.Yes = False,
 ) -> None:
-    """Stop the worker of this state folder's unit and remove the unit. The worker gives its job back."""
+    """Stop the worker of this state folder's unit and remove the unit. The worker puts its job back into the queue."""
     from nimble_jobs.service import Manager
 
     service = _service(ctx, None, None)

@@ -119,7 +119,7 @@ _JOBS = (
         name="nimble_jobs_oldest_due_job_age_seconds",
         kind=Kind.GAUGE,
         labels=("kind",),
-        help="How long the oldest job that may start now has been queued, without its delay; 0 if there is none.",
+        help="How long ago the first of the jobs that may start now became free to start; 0 if there is none.",
         read=_oldest,
     ),
     Family(
@@ -140,14 +140,14 @@ _JOBS = (
         name="nimble_jobs_attempt_duration_seconds",
         kind=Kind.SUMMARY,
         labels=("kind", "outcome"),
-        help="Attempts that ended, and their seconds. A lost attempt ends when its loss is noticed.",
+        help="Number and total time of attempts that ended. A lost attempt ends when its loss is noticed.",
         read=_attempts,
     ),
     Family(
         name="nimble_jobs_records_done",
         kind=Kind.COUNTER,
         labels=("kind",),
-        help="Records that jobs have finished, those of running jobs included. Repeats by later attempts do not count.",
+        help="Records that jobs have finished, including running jobs. Repeats by later attempts do not count.",
         read=_records,
     ),
     Family(
@@ -188,19 +188,19 @@ _SCHEDULES = (
         name="nimble_jobs_schedule_uses",
         kind=Kind.COUNTER,
         labels=("hit", "reason"),
-        help="Times that a schedule was asked for: resident on the device, stored, or a miss with its reason.",
+        help="How often a schedule was needed, and was resident on the device, stored, or missing, with the reason.",
         read=_uses,
     ),
     Family(
         name="nimble_jobs_build_duration_seconds",
         kind=Kind.SUMMARY,
-        help="Schedules that were built and stored, and the seconds that their searches took. Imports do not count.",
+        help="Number of schedules that were built and stored, and total time of their searches. Imports do not count.",
         read=lambda sight: [((), _total(sight, Total.BUILD))],
     ),
     Family(
         name="nimble_jobs_build_saved_seconds",
         kind=Kind.COUNTER,
-        help="Build time that hits saved: for each hit, the time that its schedule took to build.",
+        help="Build time that hits saved: each hit saves the time that its schedule took to build.",
         read=lambda sight: [((), sight.figures.uses.saved_s)],
     ),
     Family(
@@ -227,7 +227,7 @@ _SCHEDULES = (
     Family(
         name="nimble_jobs_database_free_bytes",
         kind=Kind.GAUGE,
-        help="Part of the database file that holds nothing and is used again by new rows.",
+        help="Free space inside the database file, which new rows will use.",
         read=lambda sight: [((), sight.figures.free_bytes)] if sight.figures.database_bytes is not None else [],
         optional=True,
     ),
@@ -247,7 +247,7 @@ _TIMERS = (
         name="nimble_jobs_timer_last_success_timestamp_seconds",
         kind=Kind.GAUGE,
         labels=("timer",),
-        help="When a job of the timer last succeeded. Left out until one has; for `other`, the oldest of them.",
+        help="When a job of the timer last succeeded. Left out until one has. For `other`, the earliest.",
         read=_last_successes,
         optional=True,
     ),
@@ -255,7 +255,7 @@ _TIMERS = (
         name="nimble_jobs_timer_lateness_seconds",
         kind=Kind.GAUGE,
         labels=("timer",),
-        help="How long the timer's next tick has been due; 0 if it is in the future. For `other`, the largest of them.",
+        help="How long the timer's next tick has been due; 0 if it is in the future. For `other`, the longest.",
         read=_lateness,
         optional=True,
     ),
@@ -275,7 +275,7 @@ _TIMERS = (
     Family(
         name="nimble_jobs_ticks_waiting",
         kind=Kind.GAUGE,
-        help="Ticks whose job is submitted once another job has ended.",
+        help="Ticks whose job will be submitted once another job has ended.",
         read=lambda sight: [((), sight.figures.ticks_waiting)],
     ),
     Family(
@@ -293,7 +293,7 @@ _TIMERS = (
     Family(
         name="nimble_jobs_notifications_given_up",
         kind=Kind.GAUGE,
-        help="Notifications in the outbox that failed until they were given up. Pruned ones are not included.",
+        help="Notifications in the outbox that were given up after failed attempts. Pruned ones are not included.",
         read=lambda sight: [((), sight.figures.outbox.given_up)],
     ),
     Family(

@@ -80,7 +80,7 @@ class Trace:
                 from nimble_jobs.tracing.tracer import Tracer
             except ModuleNotFoundError as error:
                 raise NimbleError(
-                    f"traces are not sent: {error.name} is not installed; expected: pip install "
+                    f"traces are not sent: {error.name} is not installed; install it with: pip install "
                     "'nimble-jobs[opentelemetry]', or no endpoint for them"
                 ) from error
             self._tracer = Tracer(target, self._environ)

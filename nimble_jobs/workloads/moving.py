@@ -25,6 +25,7 @@ from nimble_jobs.planner.jobs.improve import build_now
 from nimble_jobs.planner.jobs.prepared import FirstRun
 from nimble_jobs.planner.search.contest import faster_in_eager
 from nimble_jobs.plural import count
+from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store import Demand, Miss
 from nimble_jobs.workloads.context import JobContext
 from nimble_jobs.workloads.waiting import waiting
@@ -117,7 +118,7 @@ def _finished(context: JobContext, prepared: Prepared, at: At, run_s: float) -> 
     if loaded.ready and not loaded.instances:  # what was built says that eager is faster
         return None
     if not run.why:
-        run.why = f"stayed in eager: the job ended after {run_s:.1f} s, too early to measure its rate"
+        run.why = f"stayed in eager: the job ended after {format_duration(run_s)}, too early to measure its rate"
     _want(context, prepared, run, at)
     demand = _demand(context, prepared)
     if demand.failed is not None:

@@ -135,7 +135,7 @@ def test_ls_says_where_errors_are_told(cli: Cli, tmp_path: Path, monkeypatch: py
     assert "errors" not in cli("ls").err
     cli("run", spec, "--allow-python", tmp_path, "--quiet")
     (job,) = cli("ls", "--json").json
-    assert f"errors ({job['id']}): nimble-jobs show ID" in cli("ls").lines
+    assert f"errors in {job['id']}; see them with: nimble-jobs show ID" in cli("ls").lines
     assert cli("ls", "--json").err == ""
 
 

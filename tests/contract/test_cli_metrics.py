@@ -134,7 +134,7 @@ def test_without_the_extra(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("nimble_jobs.metrics")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    expected = "metrics: prometheus_client is not installed; expected: pip install 'nimble-jobs[metrics]'"
+    expected = "metrics: prometheus_client is not installed; install it with: pip install 'nimble-jobs[metrics]'"
     for args in ([], ["--grafana"], ["--openmetrics"]):
         answer = cli("metrics", *args)
         assert (answer.code, answer.err) == (2, f"nimble-jobs: {expected}\n")

@@ -495,7 +495,8 @@ def test_without_the_extra(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _WITHOUT], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 2
     assert done.stderr == (
-        "nimble-jobs: dashboard: not installed: starlette, uvicorn; expected: pip install 'nimble-jobs[dashboard]'\n"
+        "nimble-jobs: dashboard: not installed: starlette, uvicorn; "
+        "install with: pip install 'nimble-jobs[dashboard]'\n"
     )
 
 

@@ -494,7 +494,9 @@ def test_tensorboard_that_is_not_installed(folder: Path, monkeypatch: pytest.Mon
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorboard" else find(name))
     attempt = Attempt(spec_of(folder, output="x/net", train__tensorboard=True))
-    with pytest.raises(JobFailed, match=r"train\.tensorboard: not installed; expected: pip install"):
+    with pytest.raises(
+        JobFailed, match=r"train\.tensorboard: TensorBoard is not installed; install it with: pip install"
+    ):
         attempt.run()
     assert not attempt.reports  # nothing was built
 

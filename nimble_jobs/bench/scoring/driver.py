@@ -98,7 +98,7 @@ class _Run:
         if self._request.device == "cpu" and system in WITHOUT_GPU:
             return WITHOUT_GPU[system]
         if system is System.RAY and importlib.util.find_spec("ray") is None:
-            return "not installed; expected: pip install 'nimble-jobs[ray]'"
+            return "not installed; install it with: pip install 'nimble-jobs[ray]'"
         return None
 
     def _built(self, contender: _Contender, settings: Sequence[Setting]) -> None:

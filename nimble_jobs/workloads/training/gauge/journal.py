@@ -27,7 +27,9 @@ _TELL_S = 0.2  # between two reports of progress
 def check_tensorboard() -> None:
     """Raises JobFailed if TensorBoard, which is an extra, is not installed."""
     if importlib.util.find_spec("tensorboard") is None:
-        raise JobFailed("train.tensorboard: not installed; expected: pip install 'nimble-jobs[tensorboard]'")
+        raise JobFailed(
+            "train.tensorboard: TensorBoard is not installed; install it with: pip install 'nimble-jobs[tensorboard]'"
+        )
 
 
 class NotFinite(Exception):
