@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,7 +95,7 @@ def test_explained_with_both_programs(cli: Cli, spec: Path, monkeypatch: pytest.
 
 def test_validations_are_built_ahead_too(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Schedules of validations are built ahead where they are replayed, so the job builds nothing."""
-    monkeypatch.setattr(validations, "REPLAYED_ON", ("cpu",))
+    monkeypatch.setattr(validations, "able", lambda _: SimpleNamespace(graphs=True))
     given = (spec, "train.validation.source=held-out.npz", "--json")
     step, validation = cli("cache", "build", *given).json
     assert (step["input"], validation["input"]) == ("x:float32[8, 1, 8, 8], y:int64[8]", "x:float32[8, 1, 8, 8]")
@@ -128,7 +129,7 @@ def reads():
     return Reads(nn.Flatten(), nn.Linear(64, 4))
 """
     )
-    monkeypatch.setattr(validations, "REPLAYED_ON", ("cpu",))
+    monkeypatch.setattr(validations, "able", lambda _: SimpleNamespace(graphs=True))
     answer = cli("cache", "build", spec, "model.source=python:model.py:reads", "train.validation.source=held-out.npz")
     assert (answer.code, "jobs will run in eager: validations: " in answer.err) == (100, True)
     assert "model.py:" in answer.err

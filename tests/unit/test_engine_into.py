@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from nimble_jobs.engine.into import into_buffers
 from nimble_jobs.engine.private.modes import TorchDispatchMode, modes_off
+from nimble_jobs.engine.private.operators import has_kernel
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.errors import CannotRecord
 
@@ -147,3 +148,9 @@ def test_operators_without_a_result_are_tasks() -> None:
 
     program = record(call, {"x": torch.ones(3)}, {}, CPU).program
     assert any("_assert_async" in t.op for t in program.tasks)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "xpu", "meta", "privateuseone"])
+def test_every_type_of_device_can_be_asked_for_its_kernels(kind: str) -> None:
+    """By its own name, though torch's dispatcher writes some of them otherwise: Meta, PrivateUse1."""
+    assert has_kernel(torch.ops.aten.add.out, kind) is (kind in ("cpu", "meta"))

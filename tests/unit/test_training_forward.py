@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,7 +215,7 @@ def test_a_job_replays_its_validations_and_the_next_finds_them(tmp_path: Path, m
     """Replayed validations measure what eager measures. If nothing may be built, the job says why they run in eager."""
     lay_out(tmp_path)
     measured = []
-    monkeypatch.setattr(validation, "REPLAYED_ON", ("cpu",))
+    monkeypatch.setattr(validation, "able", lambda _: SimpleNamespace(graphs=True))
     for number, on_miss in enumerate(("eager", "build", "fail", "eager")):
         spec = spec_of(tmp_path, output=f"out-{number}/net", schedule__on_miss=on_miss, model__args={"dropout": 0.0})
         attempt = Attempt(spec, home=tmp_path / "home")
@@ -238,7 +239,7 @@ def test_a_resume_says_that_other_kernels_validate(tmp_path: Path, monkeypatch: 
     lay_out(tmp_path)
     spec = spec_of(tmp_path)
     Attempt(spec, stop=lambda asked: Stop.DRAIN if asked == 4 else Stop.GO).run()
-    monkeypatch.setattr(validation, "REPLAYED_ON", ("cpu",))
+    monkeypatch.setattr(validation, "able", lambda _: SimpleNamespace(graphs=True))
     second = Attempt(spec, number=2)
     assert second.run().schedule["validation"] == "schedule"
     (text,) = second.said("resumed")

@@ -68,7 +68,7 @@ def returns_seeds(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def has_kernel(op: OpOverload, device: str) -> bool:
     """Whether the operator was written for this type of device, and is not made of others."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), device.upper()))
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), torch._C._dispatch_key_for_device(device)))
 
 
 def conv_backend(*args: Any) -> str:

@@ -14,6 +14,7 @@ from torch import nn
 
 from nimble_jobs.data import BadRecord
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import DataError, DeviceFault, EngineError
 from nimble_jobs.planner.module.restoring import restoring_state
@@ -27,12 +28,10 @@ from nimble_jobs.workloads.training.step.f1 import F1
 from nimble_jobs.workloads.training.step.losses import takes_names
 from nimble_jobs.workloads.training.step.setup import Setup, autocast, evaluating
 
-REPLAYED_ON = ("cuda",)  # types of devices; on a CPU, launches cost nothing
-
 
 def replayable(device: torch.device) -> bool:
-    """Whether validations on this device may be replayed from a schedule."""
-    return device.type in REPLAYED_ON
+    """Whether validations on this device may be replayed from a schedule. Without graphs, that would save nothing."""
+    return able(device).graphs
 
 
 class Forward:
