@@ -132,20 +132,24 @@ def upload(parts: Iterator[Part], lanes: list[Loaded], *, pads: bool = True) -> 
     Without `pads`, short batches stay short; then the device must be the host.
     """
     before: tuple[Arrived, Part] | None = None
-    with closing(parts):  # type: ignore[type-var]  # a generator
-        for part in parts:
-            if not len(part.batch):
-                part.batch.release()
-                yield None, part
-                continue
-            x = _tensor(part.batch.x)
-            arrived = lanes[part.lane].arrivals.upload(x) if pads else Arrived(x=x)
-            if arrived is None:  # the pipeline is closing
-                return
-            if before is not None:
-                _release(*before)
-            before = arrived, part
-            yield arrived, part
+    try:
+        with closing(parts):  # type: ignore[type-var]  # a generator
+            for part in parts:
+                if not len(part.batch):
+                    part.batch.release()
+                    yield None, part
+                    continue
+                x = _tensor(part.batch.x)
+                arrived = lanes[part.lane].arrivals.upload(x) if pads else Arrived(x=x)
+                if arrived is None:  # the pipeline is closing
+                    return
+                if before is not None:
+                    _release(*before)
+                before = arrived, part
+                yield arrived, part
+    finally:
+        if before is not None:  # also if it ends early: the device may still read its memory
+            _release(*before)
 
 
 def _release(arrived: Arrived, part: Part) -> None:

@@ -35,7 +35,7 @@ from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.cuts import cut
 from nimble_jobs.workloads.parts import Lane
-from nimble_jobs.workloads.record_feed import RecordFeed
+from nimble_jobs.workloads.record_feed import RecordFeed, upload
 from nimble_jobs.workloads.scoring import Scoring, Tally
 from nimble_jobs.workloads.stages import Stages
 from tests.store_samples import queued
@@ -108,6 +108,43 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
             assert (len(staging.columns["id"]), len(staging.bad), tally.done, bad.count) == (12, 4, 16, 4)
             assert [stage["name"] for stage in summary["stages"]] == ["read and decode", "replay", "columns", "shards"]
         assert model.steps == ["ready", "feed"], "a capture waits for the whole device: no thread uses it yet"
+
+
+def test_an_upload_is_waited_for_before_its_memory_is_let_go() -> None:
+    """Also that of the last batch, and if the job ends early."""
+    done: list[str] = []
+
+    class Four:
+        x = np.ones((4, 3))
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __len__(self) -> int:
+            return 4
+
+        def release(self) -> None:
+            done.append(f"{self.name} is free")
+
+    def part(name: str) -> Any:
+        return SimpleNamespace(batch=Four(name), lane=0)
+
+    names = iter(["first", "second"] * 2)
+
+    def uploaded(x: torch.Tensor) -> Arrived:
+        name = next(names)
+        ready: Any = SimpleNamespace(synchronize=lambda: done.append(f"{name} is there"))
+        return Arrived(x=x, ready=ready)
+
+    lanes: Any = [SimpleNamespace(arrivals=SimpleNamespace(upload=uploaded))]
+    assert len(list(upload((part(name) for name in ("first", "second")), lanes))) == 2
+    assert done == ["first is there", "first is free", "second is there", "second is free"]
+    done.clear()
+    early = upload((part(name) for name in ("first", "second")), lanes)
+    next(early)
+    assert not done
+    early.close()
+    assert done == ["first is there", "first is free"]
 
 
 def tiny_job(folder: Path) -> dict[str, Any]:
