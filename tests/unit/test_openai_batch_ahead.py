@@ -34,7 +34,7 @@ def test_commands_that_look_ahead(capsys: pytest.CaptureFixture[str], tmp_path: 
     cli = Cli(tmp_path / "home", capsys)
     answer = cli("validate", str(path), "--data")
     assert answer.code == 0, answer.err
-    assert "at most 64 a record" in answer.out
+    assert "at most 64 per record" in answer.out
     answer = cli("cache", "why", str(path), "--json")
     assert "attention_mask" in answer.out + answer.err
     assert "output.pooling" not in answer.err

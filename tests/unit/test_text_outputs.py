@@ -249,4 +249,4 @@ def test_a_prompt_by_its_name(cli: Cli, tmp_path: Path) -> None:
     rewrite(tmp_path / "m" / "1_Pooling" / "config.json", include_prompt=False)
     answer = cli("run", str(job(tmp_path, ["embedding"], text={"prompt_name": "query"})))
     assert answer.code == 100
-    assert "the model leaves the prompt's tokens out of its pooling, which is not supported" in answer.err
+    assert "input.text.prompt: this model's pooling leaves out the prompt's tokens" in answer.err
