@@ -86,8 +86,8 @@ class FieldsSpec(Frozen):
 
     x: Columns = Field(
         default="x",
-        description="What the model gets: an array or column, columns to join (a,b,c*), a mapping from its arguments to "
-        "these, or two columns of text.",
+        description="What the model gets: an array or column, columns to join (a,b,c*), a mapping from its arguments "
+        "to these, or two columns of text.",
         examples=["images", "c*", {"image": "pixels", "meta.age": "age"}, ["question", "passage"]],
     )
     id: str | None = Field(default=None, min_length=1, description="Array or column of record ids; absent: positions.")

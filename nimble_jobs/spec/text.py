@@ -71,8 +71,8 @@ class TextSpec(Frozen):
     )
     truncate: Literal["end", "start", "error"] | None = Field(
         default=None,
-        description="What to do with a text that is too long: cut its end or its start, or, with error, make it a bad "
-        "record. Default: end; for openai-batch, error.",
+        description="What becomes of a text that is too long: its end or start is cut, or (error) it is a bad record. "
+        "Default: end; openai-batch: error.",
     )
     prompt: str | None = Field(
         default=None,
