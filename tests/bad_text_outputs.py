@@ -102,8 +102,8 @@ BAD_TEXT_OUTPUTS = [
         name="lists of tokens in npy",
         text=edit(("[id, embedding]\n  pooling: mean", "[id, tokens, offsets]\n  format: npy"), base=TEXTS),
         messages=(
-            "{file}:12: output.fields[1]: tokens is a list of its own length for each text, which npy cannot hold; expected format: parquet or jsonl",
-            "{file}:12: output.fields[2]: offsets is a list of its own length for each text, which npy cannot hold; expected format: parquet or jsonl",
+            "{file}:12: output.fields[1]: tokens is a list whose length differs from text to text, which npy cannot hold; expected format: parquet or jsonl",
+            "{file}:12: output.fields[2]: offsets is a list whose length differs from text to text, which npy cannot hold; expected format: parquet or jsonl",
         ),
     ),
     BadSpec(

@@ -67,14 +67,14 @@ BAD_TEXT_TRAININGS = [
         name="a number of classes beside labels",
         text=changed('source: "transformers:bert"', 'source: "transformers:bert", args: {num_labels: 3}'),
         messages=(
-            "{file}:4: model.args.num_labels: not allowed where kind is finetune and input.format is text; expected none, as the labels decide it",
+            "{file}:4: model.args.num_labels: not allowed if kind is finetune and input.format is text; expected none, because it follows from the labels",
         ),
     ),
     BadSpec(
         name="names of classes beside labels",
         text=changed('source: "transformers:bert"', 'source: "transformers:bert", args: {id2label: {"0": "bad"}}'),
         messages=(
-            "{file}:4: model.args.id2label: not allowed where kind is finetune and input.format is text; expected none, as the labels decide it",
+            "{file}:4: model.args.id2label: not allowed if kind is finetune and input.format is text; expected none, because it follows from the labels",
         ),
     ),
     BadSpec(
@@ -83,7 +83,7 @@ BAD_TEXT_TRAININGS = [
             'source: "transformers:bert"', 'source: "transformers:bert", args: {architectures: [BertForMaskedLM]}'
         ),
         messages=(
-            "{file}:4: model.args.architectures: not allowed where kind is finetune and input.format is text; expected none, as the labels decide it",
+            "{file}:4: model.args.architectures: not allowed if kind is finetune and input.format is text; expected none, because it follows from the labels",
         ),
     ),
     BadSpec(

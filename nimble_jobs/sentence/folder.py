@@ -108,7 +108,8 @@ def resolve(folder: Path | None, mode: str | None, normalize: bool | None) -> Po
     said = found.pooling if found is not None else None
     if mode is None and said is None:
         raise ModelError(
-            f"output.pooling: missing, and the model has no {MODULES} that says it; expected mean, cls, last or max"
+            f"output.pooling: missing, and the model has no {MODULES} that says how to pool; "
+            "expected mean, cls, last or max"
         )
     base = said or Pooling(modes=())
     return Pooling(
@@ -125,7 +126,7 @@ def _strangers(folder: Path, entries: list[dict[str, Any]]) -> list[str]:
         name = _name(entry["type"])
         expected = {0: ("Transformer",), 1: ("Pooling",)}.get(index, ("Dense", "Dropout", "Normalize"))
         if name not in expected:
-            why = "" if name else ", which is code of its own, and no code of a folder runs"
+            why = "" if name else ", which is Python code in the folder, and nimble-jobs runs none of it"
             problems.append(f"{folder / MODULES}: module {index} is {entry['type']}{why}; expected {UNDERSTOOD}")
     if len(entries) == 1 and not problems:
         problems.append(f"{folder / MODULES}: there is no Pooling; expected {UNDERSTOOD}")

@@ -63,7 +63,7 @@ def _lists_of_tokens(spec: JobSpec) -> Iterator[Finding]:
     flat = set(RECORDS) - set(LISTS)
     for index, name in enumerate(spec.output.fields):
         if name in _PER_TOKEN and spec.output.format in flat and spec.input.format in TEXTS:
-            problem = f"{name} is a list of its own length for each text, which {spec.output.format} cannot hold"
+            problem = f"{name} is a list whose length differs from text to text, which {spec.output.format} cannot hold"
             yield Finding("output.fields", problem, f"format: {either(LISTS)}", index=index)
 
 

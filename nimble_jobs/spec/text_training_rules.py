@@ -35,8 +35,8 @@ def _args(spec: JobSpec) -> Iterator[Finding]:
         return
     for name in ("num_labels", "id2label", "label2id", "architectures", "problem_type"):
         if name in spec.model.args:
-            problem = "not allowed where kind is finetune and input.format is text"
-            yield Finding(f"model.args.{name}", problem, "none, as the labels decide it")
+            problem = "not allowed if kind is finetune and input.format is text"
+            yield Finding(f"model.args.{name}", problem, "none, because it follows from the labels")
 
 
 @rule("kind", "input.format", "train.loss")

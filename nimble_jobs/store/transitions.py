@@ -61,7 +61,9 @@ def start_attempt(session: Session, row: JobRow, now: float) -> None:
     """Record the attempt that a claim just began."""
     assert row.worker is not None
     run(session, _ATTEMPT, job=row.id, number=row.attempt, worker=row.worker, started_at=now)
-    record_event(session, "claimed", f"attempt {row.attempt} on {row.worker}", now=now, job=row.id, attempt=row.attempt)
+    record_event(
+        session, "claimed", f"attempt {row.attempt} by worker {row.worker}", now=now, job=row.id, attempt=row.attempt
+    )
     queue_start(session, row, now)
 
 

@@ -12,6 +12,7 @@ import torch
 from nimble_jobs.data import Reader, Staging, open_reader
 from nimble_jobs.data.answers import Answers
 from nimble_jobs.engine import device as devices
+from nimble_jobs.job import Hit
 from nimble_jobs.models import permission, random_weights
 from nimble_jobs.planner import Loaded, Prepared, Request, Siblings, leave, prepare
 from nimble_jobs.planner.module.limits import Limits, find_limits
@@ -302,10 +303,11 @@ def tell(context: JobContext, prepared: Prepared, what: str = "") -> None:
         return
     reason = f" ({prepared.miss_reason})" if prepared.miss_reason else ""
     spared = f"; {loaded.spared}" if loaded.spared is not None else ""
+    built = prepared.hit is Hit.MISS and prepared.progress is None
+    took = f"loading took {prepared.load_s:.3f} s" + (f", building {prepared.build_s:.3f} s" if built else "")
     context.event(
         "schedule",
-        f"{what}{prepared.hit.value} {loaded.key[:12]}{reason}: "
-        f"load {prepared.load_s:.3f} s, build {prepared.build_s:.3f} s{faster_in_eager(loaded.schedule)}{spared}",
+        f"{what}{prepared.hit.value} {loaded.key[:12]}{reason}: {took}{faster_in_eager(loaded.schedule)}{spared}",
         {"key": loaded.key, "hit": prepared.hit.value},
     )
 

@@ -180,7 +180,7 @@ STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "code of its own": (
         module(1, type="custom_pooling.Pooling"),
-        "module 1 is custom_pooling.Pooling, which is code of its own, and no code of a folder runs; expected",
+        "module 1 is custom_pooling.Pooling, which is Python code in the folder, and nimble-jobs runs none of it; ",
     ),
     "another order": (module(1, type=f"{OLD}Dense"), f"modules.json: module 1 is {OLD}Dense; expected"),
     "no pooling": (

@@ -224,7 +224,7 @@ def test_outputs_that_cannot_be_columns(cli: Cli, tmp_path: Path) -> None:
         return answer
 
     answer = failed(job(tmp_path, ["id", "offsets"], format="npy"))
-    assert "output.fields[1]: offsets is a list of its own length for each text, which npy cannot hold" in answer.err
+    assert "output.fields[1]: offsets is a list whose length differs from text to text" in answer.err
     assert "logits has as many values as a text has tokens" in failed(job(tmp_path, ["logits"], format="npy")).err
     assert "the model returns no 'nothing'; it returns logits" in failed(job(tmp_path, ["nothing"])).err
     assert "need scores of shape [batch, classes]" in failed(job(tmp_path, ["top1"])).err

@@ -52,13 +52,13 @@ def test_the_second_training_of_a_kind_finds_what_the_first_built(folder: Path, 
     first, told = train(folder, "first")
     assert (first.schedule["hit"], first.schedule["miss_reason"]) == ("miss", "no schedule is stored under this key")
     (said,) = told.said("schedule")
-    assert said.startswith(f"miss {first.schedule['key'][:12]} (no schedule is stored under this key): load ")
+    assert said.startswith(f"miss {first.schedule['key'][:12]} (no schedule is stored under this key): loading took ")
     changes = {"train__optimizer": {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-3}, "model__seed": 3}
     second, told = train(folder, "second", **changes)
     assert (second.schedule["hit"], second.schedule["miss_reason"]) == ("stored", None)
     assert second.schedule["key"] == first.schedule["key"]
     assert second.schedule["runs"] == "schedule"
-    assert told.said("schedule")[0].startswith(f"stored {first.schedule['key'][:12]}: load ")
+    assert told.said("schedule")[0].startswith(f"stored {first.schedule['key'][:12]}: loading took ")
     (entry,) = store.schedules.list()
     assert (entry.key, entry.mode, entry.hits) == (first.schedule["key"], "training", 1)
     assert entry.input == "x:float32[8, 1, 8, 8], y:int64[8]"

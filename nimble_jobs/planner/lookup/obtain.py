@@ -48,7 +48,7 @@ def by_spec(on_miss: str, meaning: str = "") -> Callable[[Miss], Miss | Refused]
         said = f"schedule.on_miss is {on_miss}, and there is no stored schedule: {meaning}{miss.reason}"
         match on_miss:
             case "fail":
-                raise JobFailed(said)
+                raise JobFailed(f"{said}; to build it, run: nimble-jobs cache build SPEC")
             case "eager":
                 return Refused(reason=miss.reason, fallback=said)
         return miss

@@ -117,7 +117,8 @@ def tell_step(prepared: PreparedStep, event: Event, *, load_s: float, build_s: f
     if fallback is not None:
         event("fallback", f"runs in eager: {fallback}", {"key": key})
         return
-    said = f"{_hit(prepared)}: load {load_s:.3f} s, build {build_s:.3f} s{faster_in_eager(prepared.step.schedule)}"
+    took = f"loading took {load_s:.3f} s" + (f", building {build_s:.3f} s" if prepared.hit is Hit.MISS else "")
+    said = f"{_hit(prepared)}: {took}{faster_in_eager(prepared.step.schedule)}"
     event("schedule", said, {"key": key, "hit": prepared.hit.value})
 
 
