@@ -167,11 +167,15 @@ def test_a_small_job_builds_nothing(store: Store, tmp_path: Path) -> None:
             "an idle worker will build the schedule; to build it now, run: nimble-jobs cache build SPEC"
             in said(store, job)[-1]
         )
+        begun = said(store, job)[0]
+        assert "loading took" in begun
+        assert "building" not in begun
         assert np.array_equal(output(tmp_path), expected)
         (wanted,) = store.wanted.list()
         assert (wanted.key, wanted.misses, wanted.state) == (job.schedule["key"], turn, WantedState.WAITS)
     assert store.schedules.list() == []
-    run(store, tmp_path, station, progressive=False)
+    built = run(store, tmp_path, station, progressive=False)
+    assert "s, building " in said(store, built)[0]
     assert store.wanted.list() == []
 
 
