@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from nimble_jobs.views.stages import lines
 from nimble_jobs.worker.executor import execute, real_station
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.scoring import Scoring
+from tests import prefork
 from tests.store_samples import queued
 from tests.text_jobs import one_by_one, outputs, run, sentences, text_spec, worst, write_texts
 from tests.text_models import write_bert
@@ -28,6 +30,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 LONG = 2048
+TEXTS = 10_000 if os.environ.get(prefork.COLD) else 2000  # with --all more
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_embeddings_equal_those_of_each_text_alone(store: Store, tmp_path: Path, model: Path) -> None:
     """Thousands of texts of 0 to 2,000 tokens, in any order, to 1e-5; order and batches change less than 1e-6."""
-    texts = sentences(2000, 2000)
+    texts = sentences(TEXTS, 2000)
     expected = one_by_one(model, texts, LONG)
     text = {"max_length": LONG}
     spec = text_spec(tmp_path, model, write_texts(tmp_path / "t.parquet", texts), input={"text": text})
