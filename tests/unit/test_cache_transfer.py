@@ -21,10 +21,13 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import Damaged, StoreError, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble.inference import parts_of
+from nimble_jobs.packing import text_layout
 from nimble_jobs.planner import Request, key_parts, prepare, schedule_key
 from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.keys.step import forward_parts
 from nimble_jobs.planner.lookup.transfer import Taken, _foreign, take_over
 from nimble_jobs.schedule import CompiledKernel
+from nimble_jobs.sentence import Pooling
 from nimble_jobs.spec import ModelSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.bundle import Bundle, write_bundle
@@ -450,7 +453,13 @@ def test_an_import_keeps_what_it_brought(here: Store, there: Store, tmp_path: Pa
 def test_parts_that_we_make_ourselves_are_known(here: Store, code: Path) -> None:
     """Keys of jobs and of wrapped modules hold no part that an import would refuse."""
     program = here.schedules.verified(here.schedules.list()[0].key).load().program
-    for parts in (key_parts(request(code), CPU), parts_of(program, BuildOptions(), CPU)):
+    texts = text_layout(8, vocabulary=40)
+    pooled = replace(
+        request(code), shape=(texts.nbytes,), dtype="uint8", packing=texts, pooling=Pooling(modes=("mean",))
+    )
+    step = {name: value for name, value in key_parts(request(code), CPU).items() if name != "outputs"}
+    keys = [key_parts(request(code), CPU), key_parts(pooled, CPU), parts_of(program, BuildOptions(), CPU)]
+    for parts in (*keys, forward_parts(step, torch.zeros(2, 3), "given")):
         assert _foreign(parts, devices.facts(CPU)) == []
 
 

@@ -13,7 +13,7 @@ import torch
 from nimble_jobs import graph
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import NotFound, PlanError, UsageError
-from nimble_jobs.planner.keys.request import PART, schedule_key
+from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.schedule import FORMAT_VERSION, Schedule
 from nimble_jobs.store import ScheduleEntry, Store, cap
@@ -24,8 +24,9 @@ from nimble_jobs.store.schedules import Saving
 _MEASURED = ("eager_us", "replay_us", "build_s", "tolerance", "peak_bytes", "in_flight")
 
 # Parts of a key that say nothing of the device or its software: those all are facts of a device.
-_PARTS = {"format", "mode", "input", "input.memory_format", "input.preprocess", "outputs", "tolerance", "program"}
-_FAMILIES = ("model.", "schedule.", "train.", PART)
+# Parts of a key that are no facts of a device; the rest are.
+_PARTS = {"format", "mode", "input", "outputs", "tolerance", "program"}
+_FAMILIES = ("model.", "schedule.", "train.", "input.", "outputs.", "weights.")
 
 
 @dataclass(frozen=True, kw_only=True)
