@@ -179,6 +179,27 @@ def test_a_restart_misses_nothing(seeded: Seeded, tabs: Tabs, started: list[Dash
     tabs.errors.clear()  # the console notes that the server was away
 
 
+def test_what_could_not_be_read_is_read_later(
+    seeded: Seeded, tabs: Tabs, started: list[Dashboard], tmp_path: Path
+) -> None:
+    """An answer that got lost while the page is live, and a view that was opened while the server was away."""
+    started.append(server := Dashboard(seeded.store.home, tmp_path / "log"))
+    page = tabs.open(server).go("queue")
+    page.route("**/api/jobs?*", lambda route: route.abort(), times=1)
+    with page.expect_event("requestfailed"):
+        job = seeded.submit("answer-lost", priority=-9)
+    row(page, job.id).wait_for(timeout=20_000)
+    seeded.store.jobs.cancel(job.id, time.time())
+    row(page, job.id).locator('.badge:text("cancelled")').wait_for()
+    server.kill()
+    page.wait_for_selector('#connection[data-state="reconnecting"]')
+    page.click("#nav >> text=Timers")
+    page.wait_for_selector('main [role="alert"]')
+    server.start()
+    page.locator('tr[data-key="unused"]').wait_for()
+    tabs.errors.clear()  # the console notes what did not arrive
+
+
 def test_a_tunnel_that_hangs(seeded: Seeded, tabs: Tabs, started: list[Dashboard], tmp_path: Path) -> None:
     """Connections that look alive and bring nothing: the page says so after 40 s, and misses nothing later."""
     with closing(Tunnel()) as tunnel:
@@ -189,6 +210,7 @@ def test_a_tunnel_that_hangs(seeded: Seeded, tabs: Tabs, started: list[Dashboard
         tunnel.target, server.port = server.port, tunnel.port
         tab = tabs.open(server)
         tab.page.clock.install()
+        tab.page.clock.pause_at(time.time() + 60)  # so that only this test, and no slow machine, lets time pass
         tab.page.reload()
         page = tab.go("queue")
         tunnel.die()
@@ -203,9 +225,10 @@ def test_a_tunnel_that_hangs(seeded: Seeded, tabs: Tabs, started: list[Dashboard
         for _ in range(10):  # a browser may try other old connections first
             page.clock.fast_forward(41_000)
             with suppress(Error):
-                page.wait_for_selector('#connection[data-state="live"]', timeout=5000)
+                page.wait_for_selector('#connection[data-state="live"]', timeout=10_000)
                 break
-        row(page, job.id).wait_for()
+        page.clock.resume()
+        row(page, job.id).wait_for(timeout=120_000)  # what the page asks for may take old connections too
         seeded.store.jobs.cancel(job.id, time.time())
         row(page, job.id).locator('.badge:text("cancelled")').wait_for()
         page.goto("about:blank")  # before the tunnel closes, of which the console would make a note

@@ -43,7 +43,7 @@ class Page {
       onChange: (change) => this.changed(change),
       onProgress: (news) => this.progressed(news),
       onState: (state) => this.connection(state),
-      onHello: () => this.stir(true),
+      onHello: () => (this.view ? this.stir(true) : this.go()),
     });
     this.stream.seq = this.overview?.last_seq ?? null;
     this.stream.connect();
@@ -162,10 +162,11 @@ class Page {
       await Promise.all([this.refreshOverview(), view?.load()]);
       this.show();
     } catch (error) {
-      if (error.status) this.toast(error.message); // a server that is away is said beside the menu
+      if (error.status) this.toast(error.message);
+      else this.stale = true; // a server that is away is said beside the menu; once it is back, all is read anew
     } finally {
       this.pending = null;
-      if (this.stale) this.pending = setTimeout(() => this.refresh(), QUIET_MS);
+      if (this.stale && $("#connection").dataset.state === "live") this.stir();
     }
   }
 
@@ -174,6 +175,7 @@ class Page {
     if (element.dataset.state === state) return;
     element.dataset.state = state;
     element.lastElementChild.textContent = state;
+    if (state === "live" && this.stale) this.stir();
   }
 
   // ---- what the reader does
