@@ -55,7 +55,8 @@ class Trace:
             job, number, device, since = self._over[0]
             tracer = self._opened(target)
             try:
-                span = attempt_span(self._store.jobs.get(job), self._store.jobs.attempts(job), number, device=device)
+                attempts = self._store.jobs.attempts(job)  # first: if it has ended here, the job's row says how
+                span = attempt_span(self._store.jobs.get(job), attempts, number, device=device)
             except NotFound:
                 log.debug("%s: removed before its trace was made", job)
             else:

@@ -30,7 +30,7 @@ pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 LONG = 2048
-TEXTS = 10_000 if os.environ.get(prefork.COLD) else 2000  # with --all more
+TEXTS = 10_000 if os.environ.get(prefork.COLD) else 1000  # with --all more
 
 
 @pytest.fixture

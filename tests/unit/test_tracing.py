@@ -277,6 +277,29 @@ def test_attempts_that_are_recorded_late(store: Store) -> None:
         assert [span.name for span in collector.spans] == ["score attempt"]
 
 
+def test_an_attempt_that_ends_while_it_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its phases are sent with it, or the attempt is sent later."""
+    job = submit(store, now=NOW)
+    store.jobs.claim("w", device="cpu", now=NOW)
+    running, get = store.jobs.get(job.id), store.jobs.get
+
+    def finishes(name: str) -> Job:
+        found = get(name)
+        timings = {"phases": [{"phase": "run", "at": NOW + 1}]}
+        store.jobs.finish(job.id, 1, outputs={}, timings=timings, schedule={}, now=NOW + 2)
+        return found
+
+    with collecting() as collector:
+        configure(store.home, f"tracing: {{endpoint: '{collector.url}'}}\n")
+        trace = Trace(store)
+        trace.over(running)
+        monkeypatch.setattr(store.jobs, "get", finishes)
+        trace.run(NOW)
+        monkeypatch.setattr(store.jobs, "get", get)
+        trace.finish(10.0)
+        assert sorted(span.name for span in collector.spans) == ["claim", "run", "score attempt"]
+
+
 def test_without_the_extra(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The duty says what to install, which `worker ls` then shows; jobs go on."""
     monkeypatch.setitem(__import__("sys").modules, "nimble_jobs.tracing.tracer", None)
