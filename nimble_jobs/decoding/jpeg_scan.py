@@ -27,8 +27,7 @@ def end_of(view: memoryview, header: Jpeg) -> int | None:
     """
     if header.scan is None:
         return None
-    quantizers: set[int] = set()
-    coders: set[int] = set()
+    defined: dict[int, set[int]] = {DQT: set(), DHT: set()}
     interval = 0
     for marker, body in header.tables:
         if marker == DRI:
@@ -36,13 +35,13 @@ def end_of(view: memoryview, header: Jpeg) -> int | None:
                 return None
             interval = int.from_bytes(body)
             continue
-        found = _quantizers(body) if marker == DQT else _coders(body) if marker == DHT else None
+        found = _READERS[marker](body)
         if found is None:
             return None
-        (quantizers if marker == DQT else coders).update(found)
-    if not header.quantizers <= quantizers or (start := _start(view, header, coders)) is None:
+        defined[marker] |= found
+    if not header.quantizers <= defined[DQT] or (start := _start(view, header, defined[DHT])) is None:
         return None
-    return _end(view, start, _blocks(header, interval) if interval else 0)
+    return _end(view, start, _restarts(header, interval) if interval else 0)
 
 
 @functools.lru_cache(256)
@@ -77,10 +76,10 @@ def _coders(body: bytes) -> frozenset[int] | None:
 
 def _are_codes(counts: bytes) -> bool:
     """Whether there can be so many codes of 1, 2, ... 16 bits: no more than leaves of a tree."""
-    used = 0
-    for bits, count in enumerate(counts, 1):
-        used += count << (16 - bits)
-    return used <= 1 << 16
+    return sum(count << (16 - bits) for bits, count in enumerate(counts, 1)) <= 1 << 16
+
+
+_READERS: Final = {DQT: _quantizers, DHT: _coders}
 
 
 def _is_dc(symbol: int) -> bool:
@@ -106,7 +105,7 @@ def _start(view: memoryview, header: Jpeg, coders: set[int]) -> int | None:
     return header.scan + 2 + len(body)
 
 
-def _blocks(header: Jpeg, interval: int) -> int:
+def _restarts(header: Jpeg, interval: int) -> int:
     """How many restart markers a scan has, one after each `interval` of its units but the last."""
     wide = high = 1
     if len(header.components) > 1:
