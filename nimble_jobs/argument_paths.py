@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+PART = "input.part."  # begins the names of a key's parts that describe an argument each; its path follows
 PATH = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*|[0-9]+)(?:\.[A-Za-z0-9_]+)*")
 
 

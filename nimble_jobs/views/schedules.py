@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nimble_jobs.argument_paths import PART
 from nimble_jobs.views import figures
 from nimble_jobs.views.figures import Row
 
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
     from nimble_jobs.store import ScheduleEntry, Store
     from nimble_jobs.store.records import ArtifactRef
 
-
-_PART = "input.part."
-_MASK = _PART + "attention_mask"
+_MASK = PART + "attention_mask"
 
 
 def rows_of(store: Store, entries: Sequence[ScheduleEntry]) -> list[Row]:
@@ -65,7 +64,7 @@ def family_of(parts: Mapping[str, str]) -> str | None:
     """What schedules of the same model have in common that differ in their bucket of texts only; None for others."""
     if bucket_of(parts) is None:
         return None
-    common = sorted((name, text) for name, text in parts.items() if name != "input" and not name.startswith(_PART))
+    common = sorted((name, text) for name, text in parts.items() if name != "input" and not name.startswith(PART))
     return hashlib.sha256(repr(common).encode()).hexdigest()[:12]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nimble_jobs.argument_paths import PART
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import (
     CheckFailed,
@@ -32,7 +33,7 @@ from nimble_jobs.planner.forward.restore import check_loaded, restore
 from nimble_jobs.planner.jobs.loaded import build_module
 from nimble_jobs.planner.keys.files import file_of
 from nimble_jobs.planner.keys.options import schedule_of
-from nimble_jobs.planner.keys.request import PART, Request, key_parts, tolerance_of
+from nimble_jobs.planner.keys.request import Request, key_parts, tolerance_of
 from nimble_jobs.planner.lookup.stored import read_material
 from nimble_jobs.planner.lookup.why import Difference, differences
 from nimble_jobs.planner.module.limits import numbers_for

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from nimble_jobs.argument_paths import PART
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import verify
 from nimble_jobs.models import identity, weights_identity
@@ -22,8 +23,6 @@ from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.schedule import FORMAT_VERSION
 from nimble_jobs.sentence import Pooling
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
-
-PART = "input.part."  # begins the names of the parts of a key that describe one of several inputs each
 
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from nimble_jobs import buckets as lengths
+from nimble_jobs.argument_paths import PART
 from nimble_jobs.data import Reader
 from nimble_jobs.errors import DataError
 from nimble_jobs.models.build import build
 from nimble_jobs.models.classifier import as_classifier
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.planner.keys.options import options_of
-from nimble_jobs.planner.keys.request import PART
 from nimble_jobs.planner.keys.step import code_parts, step_parts
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.planner.step.request import Shared, StepRequest
