@@ -8,17 +8,19 @@ from nimble_jobs.plural import count
 
 _IDLE = 0.5  # a less busy stage is no bottleneck
 
-_HELP = {
-    "read and decode": "more CPU cores or a faster disk, and for pictures input.decode: gpu",
-    "read": "a faster disk, or more CPU cores",
-    "decode": "pictures stored at a smaller size",
-    "upload": "fewer bytes a record: uint8 instead of float32, or smaller records",
-    "tokenise": "more CPU cores",
-    "replay": "a larger input.batch_size, model.dtype fp16 or bf16, or a faster device",
-    "step": "a larger input.batch_size, model.dtype fp16 or bf16, or a faster device",
-    "download": "fewer output.fields: logits and embeddings are large",
-    "columns": "fewer output.fields, or a larger input.batch_size",
-    "shards": "a faster disk, or a larger output.shard_size",
+_BATCH = "a larger input.batch_size"
+_COMPUTE = (_BATCH, "model.dtype fp16 or bf16", "a faster device")
+_HELP: dict[str, tuple[str, ...]] = {
+    "read and decode": ("more CPU cores or a faster disk, and for pictures input.decode: gpu",),
+    "read": ("a faster disk", "more CPU cores"),
+    "decode": ("pictures stored at a smaller size",),
+    "upload": ("fewer bytes a record: uint8 instead of float32, or smaller records",),
+    "tokenise": ("more CPU cores",),
+    "replay": _COMPUTE,
+    "step": _COMPUTE,
+    "download": ("fewer output.fields: logits and embeddings are large",),
+    "columns": ("fewer output.fields", _BATCH),
+    "shards": ("a faster disk", "a larger output.shard_size"),
 }
 
 
@@ -38,11 +40,16 @@ def lines(timings: dict[str, Any]) -> list[tuple[str, str]]:
         text = f"none: each stage is idle most of the time ({busiest['name']}: {busiest['busy']:.0%} busy)"
     else:
         text = f"{busiest['name']}: {busiest['busy']:.0%} busy; {_workers(busiest)}"
-        if helps := _HELP.get(busiest["name"]):
-            if "text" in timings:  # whose batches are counted in tokens, and large enough
-                helps = helps.replace("a larger input.batch_size, ", "").replace(", or a larger input.batch_size", "")
-            text += f". What would help: {helps}"
+        # Batches of texts are counted in tokens, and large enough.
+        helps = [what for what in _HELP.get(busiest["name"], ()) if what != _BATCH or "text" not in timings]
+        if helps:
+            text += f". What would help: {_or(helps)}"
     return [*rows, ("bottleneck", text)]
+
+
+def _or(ways: list[str]) -> str:
+    *others, last = ways
+    return f"{', '.join(others)}, or {last}" if others else last
 
 
 def _stage(stage: dict[str, Any]) -> str:
