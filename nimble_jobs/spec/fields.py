@@ -25,6 +25,7 @@ from pydantic import (
 
 from nimble_jobs.argument_paths import PATH, check_paths
 from nimble_jobs.spec import paths
+from nimble_jobs.spec.formats import either
 from nimble_jobs.spec.units import DEVICE_PATTERN, DURATION_PATTERN, BadValue, parse_device, parse_duration, show, wrong
 
 
@@ -219,7 +220,7 @@ def _after(value: object) -> object:
         raise BadValue(f"found {shown}", f"a job's id or name, or {{job: NAME, when: {' | '.join(_WHENS)}}}")
     job, when = _named(value["job"]), value.get("when", "success")
     if when not in _WHENS:
-        raise BadValue(f"when: found {show(when)}", f"{', '.join(_WHENS[:-1])} or {_WHENS[-1]}")
+        raise BadValue(f"when: found {show(when)}", either(_WHENS))
     return job if when == "success" else AfterSpec(job=job, when=when)
 
 
