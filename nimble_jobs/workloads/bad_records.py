@@ -68,11 +68,12 @@ class BadRecords:
     def _count(self, record: BadRecord) -> None:
         self.count += 1
         kind = _PARTICULAR.sub("…", record.reason[:_LONGEST])
-        if kind not in self._counts:
-            place, reason = self._place(record.index), record.reason
-            if len(self._counts) >= KINDS:
-                kind = reason = _REST
-            self._firsts.setdefault(kind, (reason.removeprefix(f"{place}: ")[:_LONGEST], place[-_LONGEST:]))
+        if kind not in self._firsts and len(self._firsts) >= KINDS:
+            kind = _REST
+        if kind not in self._firsts:
+            place = self._place(record.index)
+            reason = kind if kind is _REST else record.reason.removeprefix(f"{place}: ")[:_LONGEST]
+            self._firsts[kind] = reason, place[-_LONGEST:]
         self._counts[kind] += 1
 
 
