@@ -13,7 +13,7 @@ from nimble_jobs.bench.process import ProcessDied
 from nimble_jobs.bench.scoring import process
 from nimble_jobs.bench.scoring.process import Ended, Start
 from nimble_jobs.bench.scoring.results import ScoringResults
-from nimble_jobs.errors import UsageError
+from nimble_jobs.errors import NimbleError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +55,18 @@ class Workshop:
                 raise UsageError(answer["refused"])
             return answer
         raise ProcessDied(f"{name}: {ended.error}")
+
+
+def answer(steps: Mapping[str, Callable[[dict[str, Any]], Any]], name: str, request: Path, result: Path) -> int:
+    """What the process of a step does. Where the step refuses what was asked for, the result says why.
+
+    Returns the exit code: 2 for a refusal.
+    """
+    asked = json.loads(request.read_text())
+    try:
+        found = steps[name](asked)
+    except NimbleError as e:
+        result.write_text(json.dumps({"refused": str(e), "exit_code": e.exit_code}))
+        return 2
+    result.write_text(json.dumps(found))
+    return 0

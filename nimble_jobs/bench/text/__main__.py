@@ -6,7 +6,6 @@ python -m nimble_jobs.bench.text prepare REQUEST.json RESULT.json
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import sys
 from pathlib import Path
@@ -16,9 +15,9 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from nimble_jobs.bench import environment as environments
+from nimble_jobs.bench.scoring.workshop import answer
 from nimble_jobs.bench.text import models
 from nimble_jobs.engine import device as devices
-from nimble_jobs.errors import NimbleError
 
 _PACKAGES = ("sentence-transformers", "tokenizers")
 _BATCH = 4096  # texts that are tokenised at once
@@ -53,17 +52,5 @@ def count_tokens(folder: Path, texts: Path, max_length: int) -> int:
     return sum(len(each.ids) for batch in batches for each in tokenizer.encode_batch(batch["text"].to_pylist()))
 
 
-def main(step: str, request: Path, result: Path) -> int:
-    """The exit code is 2 where a step refuses what was asked for; the result then says why."""
-    asked = json.loads(request.read_text())
-    try:
-        answer = {"prepare": prepare}[step](asked)
-    except NimbleError as e:
-        result.write_text(json.dumps({"refused": str(e), "exit_code": e.exit_code}))
-        return 2
-    result.write_text(json.dumps(answer))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))
+    sys.exit(answer({"prepare": prepare}, sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))
