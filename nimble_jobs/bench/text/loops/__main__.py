@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ def main(request: Path, result: Path) -> int:
         traceback.print_exc()
         result.write_text(json.dumps({"error": in_words(e)}))
         return 1
-    result.write_text(json.dumps({"first_at": task.first_at, "end_at": time.time(), "padded_tokens": task.padded}))
+    result.write_text(json.dumps({"first_at": task.first_at, "padded_tokens": task.padded}))
     return 0
 
 
