@@ -1,15 +1,19 @@
-"""Where benchmarks write: checked before hours are spent."""
+"""Where benchmarks write, checked before hours are spent, and where they work."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from nimble_jobs.cli import options, output
 from nimble_jobs.errors import UsageError
+
+if TYPE_CHECKING:
+    from nimble_jobs.bench.scoring import Workshop
 
 
 def check_files(plot: Path | None, json: Path | None, log: Path | None = None, *, option: str = "--plot") -> None:
@@ -47,3 +51,16 @@ def new_log(ctx: typer.Context) -> Path:
 def teller(*, quiet: bool) -> Callable[[str], None]:
     """What says a line on stderr, unless it is to be quiet."""
     return (lambda _: None) if quiet else output.note
+
+
+def workshop(ctx: typer.Context, work: str, home: str, limit_s: float, *, quiet: bool) -> Workshop:
+    """With two folders below the state folder's `bench/`, made here: `work` for files, `home` for the state of jobs."""
+    from nimble_jobs.bench.scoring import Workshop
+
+    base = options.home(ctx) / "bench"
+    folders = base / work, base / home
+    for folder in folders:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log, told = new_log(ctx), teller(quiet=quiet)
+    told(f"what the processes print goes to {log}")
+    return Workshop(folder=folders[0], home=folders[1], log=log, limit_s=limit_s, told=told)

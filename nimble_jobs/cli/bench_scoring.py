@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nimble_jobs.cli import options, output
-from nimble_jobs.cli.bench_files import check_files, check_new, new_log, teller
+from nimble_jobs.cli.bench_files import check_files, check_new, workshop
 from nimble_jobs.cli.options import unset
 from nimble_jobs.errors import UsageError
 
 if TYPE_CHECKING:
-    from nimble_jobs.bench.scoring import ScoringResults, Workshop
+    from nimble_jobs.bench.scoring import ScoringResults
 
 
 def register(app: typer.Typer) -> None:
@@ -122,8 +123,13 @@ def scoring(  # long, since each option is a parameter
         uncached=uncached,
         device=options.device(device, "--device"),
     )
-    shop = _workshop(ctx, options.duration(limit, "--limit") or 600.0, json, quiet=quiet)
-    results = bench.measure(wanted, shop)
+    shop = workshop(ctx, "work", "home", options.duration(limit, "--limit") or 600.0, quiet=quiet)
+
+    def kept(found: ScoringResults) -> None:
+        if json is not None:
+            found.save(json)
+
+    results = bench.measure(wanted, replace(shop, kept=kept))
     bench_scoring_tables.show(results)
     _draw(results, png)
 
@@ -145,23 +151,3 @@ def _draw(results: ScoringResults, png: Path | None) -> None:
 
     draw(results, png)
     output.note(f"chart in {png}")
-
-
-def _workshop(ctx: typer.Context, limit_s: float, json: Path | None, *, quiet: bool) -> Workshop:
-    """Folders below the state folder's `bench/`: one for files that are kept, one for specs and outputs, one for the
-    state of the jobs that are measured.
-    """
-    from nimble_jobs.bench.scoring import Workshop
-
-    base = options.home(ctx) / "bench"
-    folders = base / "work", base / "home"
-    for folder in folders:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log, told = new_log(ctx), teller(quiet=quiet)
-
-    def kept(found: ScoringResults) -> None:
-        if json is not None:
-            found.save(json)
-
-    told(f"what the processes print goes to {log}")
-    return Workshop(folder=folders[0], home=folders[1], log=log, limit_s=limit_s, told=told, kept=kept)

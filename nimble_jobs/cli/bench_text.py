@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nimble_jobs.cli import options
-from nimble_jobs.cli.bench_files import check_files, check_new, new_log, teller
+from nimble_jobs.cli.bench_files import check_files, check_new, workshop
 from nimble_jobs.cli.options import unset
 
 if TYPE_CHECKING:
-    from nimble_jobs.bench.scoring import Workshop
     from nimble_jobs.bench.text import TextResults
 
 
@@ -82,7 +82,8 @@ def text(  # long, since each option is a parameter
         searched=searched,
         device=options.device(device, "--device"),
     )
-    shop = _workshop(ctx, options.duration(limit, "--limit") or 600.0, quiet=quiet)
+    shop = workshop(ctx, "text-work", "text-home", options.duration(limit, "--limit") or 600.0, quiet=quiet)
+    shop = replace(shop, room="nimble_jobs.bench.text")
 
     def kept(found: TextResults) -> None:
         if json is not None:
@@ -97,18 +98,3 @@ def present(file: Path) -> None:
     from nimble_jobs.cli import bench_text_tables
 
     bench_text_tables.show(TextResults.load(file))
-
-
-def _workshop(ctx: typer.Context, limit_s: float, *, quiet: bool) -> Workshop:
-    """Folders below the state folder's `bench/`: texts are kept for the next run; schedules are built anew."""
-    from nimble_jobs.bench.scoring import Workshop
-
-    base = options.home(ctx) / "bench"
-    folders = base / "text-work", base / "text-home"
-    for folder in folders:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log, told = new_log(ctx), teller(quiet=quiet)
-    told(f"what the processes print goes to {log}")
-    return Workshop(
-        folder=folders[0], home=folders[1], log=log, limit_s=limit_s, told=told, room="nimble_jobs.bench.text"
-    )
