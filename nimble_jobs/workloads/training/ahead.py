@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.planner.lookup.why import Why, why_of
 from nimble_jobs.planner.step.prepare import PreparedStep
 from nimble_jobs.planner.step.validation import PreparedForward
-from nimble_jobs.spec import JobSpec
+from nimble_jobs.spec import JobSpec, TrainSpec
 from nimble_jobs.store import Store
 from nimble_jobs.workloads.training.step import setup
 from nimble_jobs.workloads.training.step.losses import targets
@@ -53,17 +53,7 @@ def explain(
     if not build or all(answer.schedule is not None for answer in answers.values()):
         return answers
     prepared, _, _ = _prepare(spec, store, allowed_python, told)
-    return {
-        role: replace(
-            answer,
-            hit=prepared.hit,
-            miss_reason=prepared.miss_reason,
-            schedule=prepared.step.schedules.get(role),
-            fallback=prepared.step.fallback,
-            load_s=None,
-        )
-        for role, answer in answers.items()
-    }
+    return built_now(answers, prepared)
 
 
 def build(
@@ -82,16 +72,7 @@ def build(
     for size in batch_sizes or (spec.input.batch_size,):
         sized = spec.model_copy(update={"input": spec.input.model_copy(update={"batch_size": size})})
         prepared, validation, shape = _prepare(sized, store, allowed_python, told, validations=True)
-        step = prepared.step
-        yield Ahead.of(
-            step.schedule,
-            key=prepared.key,
-            input=shape,
-            hit=prepared.hit,
-            miss_reason=prepared.miss_reason,
-            fallback=step.fallback,
-            build_s=sum(each.build_s for each in step.schedules.values()) if step.schedule else None,
-        )
+        yield stored(prepared, shape)
         if validation is not None:
             yield Ahead.of(
                 validation.schedule,
@@ -103,6 +84,54 @@ def build(
             )
 
 
+def programs(parts: Mapping[str, str], train: TrainSpec) -> dict[Role, dict[str, str]]:
+    """The key parts of each program of a step, from those of the step; the one that updates the weights comes first."""
+    roles = (Role.UPDATE, Role.ACCUMULATE) if train.accumulate > 1 else (Role.UPDATE,)
+    return {role: program_parts(parts, role) for role in roles}
+
+
+def built_now(answers: Mapping[Role, Answer], prepared: PreparedStep) -> dict[Role, Answer]:
+    """The answers for a step's programs after a miss, once the step is built."""
+    return {
+        role: replace(
+            answer,
+            hit=prepared.hit,
+            miss_reason=prepared.miss_reason,
+            schedule=prepared.step.schedules.get(role),
+            fallback=prepared.step.fallback,
+            load_s=None,
+        )
+        for role, answer in answers.items()
+    }
+
+
+def stored(prepared: PreparedStep, shape: str) -> Ahead:
+    """What is stored of a step, whose input with its shape is `shape`; the time of building is that of all programs."""
+    step = prepared.step
+    return Ahead.of(
+        step.schedule,
+        key=prepared.key,
+        input=shape,
+        hit=prepared.hit,
+        miss_reason=prepared.miss_reason,
+        fallback=step.fallback,
+        build_s=sum(each.build_s for each in step.schedules.values()) if step.schedule else None,
+    )
+
+
+def building(store: Store, told: Told) -> Means:
+    """Means that build what is not stored, and say in words what they do. The model is loaded next."""
+    report = reporter(told)
+    report(phase="load")
+    return Means(
+        store=store,
+        on_miss="build",
+        report=report,
+        trying=lambda candidate: told(f"validations: trying {candidate}"),
+        waiting=lambda _: told(WAITING),
+    )
+
+
 def _asked(spec: JobSpec) -> tuple[dict[Role, dict[str, str]], torch.Tensor]:
     """The key parts of the step's programs, and an example of the step's input."""
     device, train = devices.resolve(spec.run.device), spec.train
@@ -111,8 +140,7 @@ def _asked(spec: JobSpec) -> tuple[dict[Role, dict[str, str]], torch.Tensor]:
         size = spec.input.batch_size
         x, y = setup.example(setup.first_batch(reader, size), min(size, reader.total), torch.device("cpu"))
         parts = step_parts(code_parts(spec.model, train), train, spec.schedule, x, y, device)
-    roles = (Role.UPDATE, Role.ACCUMULATE) if train.accumulate > 1 else (Role.UPDATE,)
-    return {role: program_parts(parts, role) for role in roles}, x
+    return programs(parts, train), x
 
 
 def _replays_validations(spec: JobSpec) -> bool:
@@ -129,15 +157,7 @@ def _prepare(
     """
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
-    report, validation = reporter(told), None
-    means = Means(
-        store=store,
-        on_miss="build",
-        report=report,
-        trying=lambda candidate: told(f"validations: trying {candidate}"),
-        waiting=lambda _: told(WAITING),
-    )
-    report(phase="load")
+    means, validation = building(store, told), None
     try:
         with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
             ready = setup.prepare(spec, reader, device, allowed_python)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,17 @@ import torch
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import DataError, OutOfMemory
-from nimble_jobs.planner.jobs.ahead import WAITING, Ahead, Answer, Told, look_up_parts, reporter
+from nimble_jobs.planner.jobs.ahead import Ahead, Answer, Told, look_up_parts
 from nimble_jobs.planner.keys.roles import Role
-from nimble_jobs.planner.keys.step import program_parts
 from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.planner.lookup.why import Why, why_of
 from nimble_jobs.planner.step.prepare import PreparedStep
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
+from nimble_jobs.workloads.training.ahead import building, built_now, programs, stored
 from nimble_jobs.workloads.training.session import open_held_out
 from nimble_jobs.workloads.training.step.losses import targets
-from nimble_jobs.workloads.training.step.prepare import Means, as_one, prepare_steps
+from nimble_jobs.workloads.training.step.prepare import as_one, prepare_steps
 from nimble_jobs.workloads.training.step.setup import Setup
 from nimble_jobs.workloads.training.step.texts import TrainTexts, prepare
 
@@ -46,10 +45,7 @@ def explain(
             {role: look_up_parts(parts, store=store) for role, parts in _programs(each).items()} for each in ready.each
         ]
         if build and any(answer.schedule is None for one in found for answer in one.values()):
-            found = [
-                {role: _built(answer, role, step) for role, answer in one.items()}
-                for one, step in zip(found, _steps(ready, store, told), strict=True)
-            ]
+            found = [built_now(one, step) for one, step in zip(found, _steps(ready, store, told), strict=True)]
         buckets = [_line(each, one[Role.UPDATE]) for each, one in zip(ready.each, found, strict=True)]
     return found[0], sorted(buckets, key=lambda bucket: bucket["length"])
 
@@ -58,16 +54,7 @@ def build(spec: JobSpec, *, store: Store, allowed_python: tuple[Path, ...], told
     """Build the step of each bucket. Counts as a use, hit or miss, as a job's would. Raises what `explain` raises."""
     with _set_up(spec, allowed_python) as ready:
         for each, prepared in zip(ready.each, _steps(ready, store, told), strict=True):
-            step = prepared.step
-            yield Ahead.of(
-                step.schedule,
-                key=prepared.key,
-                input=each.parts["input"],
-                hit=prepared.hit,
-                miss_reason=prepared.miss_reason,
-                fallback=step.fallback,
-                build_s=sum(one.build_s for one in step.schedules.values()) if step.schedule else None,
-            )
+            yield stored(prepared, each.parts["input"])
 
 
 @contextmanager
@@ -92,35 +79,14 @@ def _set_up(spec: JobSpec, allowed_python: tuple[Path, ...]) -> Iterator[Setup]:
 def _programs(ready: Setup) -> dict[Role, dict[str, str]]:
     """The key parts of each program of a step."""
     assert ready.spec.train is not None
-    roles = (Role.UPDATE, Role.ACCUMULATE) if ready.spec.train.accumulate > 1 else (Role.UPDATE,)
-    return {role: program_parts(ready.parts, role) for role in roles}
+    return programs(ready.parts, ready.spec.train)
 
 
 def _steps(ready: Setup, store: Store, told: Told) -> list[PreparedStep]:
     """The steps of all buckets, stored or built now; they are closed, and what they hold of their schedules stays."""
-    report = reporter(told)
-    report(phase="load")
-    means = Means(
-        store=store,
-        on_miss="build",
-        report=report,
-        trying=lambda candidate: told(f"trying {candidate}"),
-        waiting=lambda _: told(WAITING),
-    )
-    steps = prepare_steps(ready, means, began_with=())
+    steps = prepare_steps(ready, building(store, told), began_with=())
     with closing(as_one(steps)):
         return steps
-
-
-def _built(answer: Answer, role: Role, prepared: PreparedStep) -> Answer:
-    return replace(
-        answer,
-        hit=prepared.hit,
-        miss_reason=prepared.miss_reason,
-        schedule=prepared.step.schedules.get(role),
-        fallback=prepared.step.fallback,
-        load_s=None,
-    )
 
 
 def _line(each: Setup, answer: Answer) -> dict[str, Any]:
