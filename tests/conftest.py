@@ -6,7 +6,7 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -121,3 +121,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """After the last test."""
     for server in config.stash.get(_SERVERS, []):
         server.close()
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Use one thread, as processes do that a module's tests kill: sums on more threads have other bits."""
+    import torch  # later than the variables above
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from nimble_jobs import spec as specs
 from tests.text_models import write_bert
+from tests.trainings import changed
 
 RECORDS, HELD_OUT = 45, 17
 ANIMALS = ("cat", "dog")  # the labels: which of them the text is about
@@ -60,10 +61,4 @@ def spec_of(folder: Path, *, output: str = "out/net", **changes: Any) -> specs.J
             "checkpoint": {"every_steps": 2},
         },
     }
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        target = found
-        for part in parents:
-            target = target.setdefault(part, {})
-        target[last] = value
-    return specs.restore(found)
+    return changed(found, changes)

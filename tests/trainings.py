@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +92,11 @@ def spec_of(folder: Path, *, output: str = "out/net", **changes: Any) -> specs.J
             "checkpoint": {"every_steps": 2},
         },
     }
+    return changed(found, changes)
+
+
+def changed(found: dict[str, Any], changes: Mapping[str, Any]) -> specs.JobSpec:
+    """The spec of these entries after `changes` by dotted path, with `__` for a dot. `found` is changed itself."""
     for path, value in changes.items():
         *parents, last = path.split("__")
         target = found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,18 +16,11 @@ from nimble_jobs.workloads.training.batches import epochs
 from tests import prefork
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # as the killed processes here use
+
 ASKED = 22  # how often the training in tests.trainings asks: 14 steps, 2 epochs, 3 batches in each validation
 # The first steps, before and after a checkpoint, both validations and what follows them, and the end; `--all`: each.
 FEW = (1, 2, 3, 5, 8, 10, 12, 16, 19, 21, 22)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread, as the killed processes here do: sums on more threads have other bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

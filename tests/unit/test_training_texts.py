@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,16 +38,9 @@ from tests.text_models import write_bert
 from tests.text_trainings import HELD_OUT, RECORDS, lay_out, spec_of, write_texts
 from tests.trainings import Attempt, digests, metrics
 
+pytestmark = pytest.mark.usefixtures("one_thread")  # as the killed process here uses
+
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread, as the killed process here does: sums on more threads have other bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
