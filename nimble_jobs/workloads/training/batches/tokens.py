@@ -66,10 +66,11 @@ class TokenSet:
 
 def token_set(reader: Reader, tokenizer: Tokenizer, *, padding: int, field: str) -> TokenSet:
     """Read and tokenise all texts. Raises DataError, naming `field`, if no record is good, or as the reader does."""
-    found = list(_tokenised(reader, tokenizer))
+    found: list[Tokens] = []
     bad: dict[int, str] = {}
-    for texts, tokens in found:
+    for texts, tokens in _tokenised(reader, tokenizer):
         bad |= texts.bad | {texts.start + row: why for row, why in tokens.bad.items()}
+        found.append(tokens)
     good = np.ones(reader.total, dtype=bool)
     good[list(bad)] = False
     positions = np.flatnonzero(good)
@@ -78,17 +79,17 @@ def token_set(reader: Reader, tokenizer: Tokenizer, *, padding: int, field: str)
     if not len(positions) or labels is None:
         why = f", the first is {records[0].id}: {records[0].reason}" if records else ""
         raise DataError(f"{field}: no good record to train on{why}; expected at least one")
-    lengths = np.concatenate([tokens.lengths for _, tokens in found]).astype(np.int64)
+    lengths = np.concatenate([tokens.lengths for tokens in found]).astype(np.int64)
     kept = np.repeat(good, lengths)  # a record without a label may have tokens
-    types = [tokens.types for _, tokens in found if tokens.types is not None]
+    types = [tokens.types for tokens in found if tokens.types is not None]
     return TokenSet(
         positions=positions,
         starts=np.concatenate([[0], np.cumsum(lengths[positions])]),
-        ids=np.concatenate([tokens.ids for _, tokens in found])[kept],
+        ids=np.concatenate([tokens.ids for tokens in found])[kept],
         types=np.concatenate(types)[kept] if types else None,
         labels=labels,
         bad=records,
-        cut=sum(tokens.cut for _, tokens in found),
+        cut=sum(tokens.cut for tokens in found),
         total=reader.total,
         padding=padding,
     )
