@@ -41,7 +41,7 @@ def folder_of(name: str, beside: Path) -> Path:
         return beside / BERT
     folder = Path(name).expanduser().resolve()
     if not (folder / "config.json").is_file():
-        raise UsageError(f"--model: {name!r}; expected {MINILM}, {BERT}, or a folder with a config.json")
+        raise UsageError(f"--models: {name!r}; expected {MINILM}, {BERT}, or a folder with a config.json")
     return folder
 
 
