@@ -24,6 +24,11 @@ def targets(name: str) -> Targets:
     return wanted.get(name, "stored")
 
 
+def loss_name(train: TrainSpec) -> str:
+    """What a step records as its loss, in words."""
+    return f"{train.loss}, label smoothing {train.label_smoothing:g}" if train.label_smoothing else train.loss
+
+
 def takes_names(name: str) -> bool:
     """Whether a loss finds what it needs in the model's outputs by name; a function of the user's may not."""
     return not name.startswith("python:")

@@ -35,7 +35,7 @@ from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest
 from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec, parse_source
 from nimble_jobs.workloads.heads import logits_of
 from nimble_jobs.workloads.training.batches.lots import Checks
-from nimble_jobs.workloads.training.step.losses import make_loss, takes_names
+from nimble_jobs.workloads.training.step.losses import loss_name, make_loss, takes_names
 
 _NORMS = (WithStatistics, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
@@ -112,7 +112,7 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
         x=x,
         y=y,
         loss=make_loss(train, allowed_python),
-        loss_name=f"{train.loss}, label smoothing {train.label_smoothing:g}" if train.label_smoothing else train.loss,
+        loss_name=loss_name(train),
         optimizer=recipe(module, train.optimizer),
         clip_norm=train.clip_norm,
         precision=spec.model.dtype,

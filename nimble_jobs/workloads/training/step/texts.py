@@ -22,13 +22,13 @@ from nimble_jobs.planner.keys.options import options_of
 from nimble_jobs.planner.keys.step import code_parts, step_parts
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.planner.step.request import Shared, StepRequest
-from nimble_jobs.spec import JobSpec, TrainSpec
+from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.text import TOKENS_PER_BATCH
 from nimble_jobs.workloads.text.setup import TextSetup, set_up
 from nimble_jobs.workloads.training.batches.bucketed import Bucket, TextEpochs
 from nimble_jobs.workloads.training.batches.lots import HELD_OUT, TRAINED_ON
 from nimble_jobs.workloads.training.batches.tokens import TokenSet, token_set
-from nimble_jobs.workloads.training.step.losses import make_loss
+from nimble_jobs.workloads.training.step.losses import loss_name, make_loss
 from nimble_jobs.workloads.training.step.setup import Setup, Shaped, begins_with, freeze, in_training, recipe
 
 _MOST_CLASSES = 10_000
@@ -169,7 +169,7 @@ def _shapes(
             x=x,
             y=y,
             loss=make_loss(train, allowed_python),
-            loss_name=_loss_name(train),
+            loss_name=loss_name(train),
             optimizer=recipe(packed, train.optimizer),
             clip_norm=train.clip_norm,
             precision=spec.model.dtype,
@@ -182,7 +182,3 @@ def _shapes(
         parts |= {"schedule.layout": "given"} | {PART + path: said for path, said in bucket.layout.words.items()}
         found.append(Shaped(request=request, parts=parts, tokens=bucket.tokens))
     return found
-
-
-def _loss_name(train: TrainSpec) -> str:
-    return f"{train.loss}, label smoothing {train.label_smoothing:g}" if train.label_smoothing else train.loss
