@@ -1,15 +1,17 @@
-"""Several replays in flight: each instance has its own stream, and results are copied to the host while others compute.
+"""Several batches in flight: results are copied to the host while later batches are computed.
 
-A replay copies its batch into the instance's input and computes. Then the head computes the wanted results from the
-outputs, and a copy stream brings them to pinned host memory. So no replay waits for the copies of another.
+A batch is computed at a seat, on the seat's stream: by a replay, or by a call in eager. Then a copy stream brings the
+results to pinned host memory. So no batch waits for the copies of another, and the host waits for a batch only once the
+next ones are queued.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -17,14 +19,18 @@ from nimble_jobs.engine import enqueue
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.launch import flight_streams
+from nimble_jobs.engine.pinned import pinned_like
+from nimble_jobs.engine.seats import EagerSeat, ReplaySeat, Seat
 from nimble_jobs.engine.streams import take_for
-from nimble_jobs.engine.tail import Head, Tail
+from nimble_jobs.engine.tail import Head
 from nimble_jobs.pipeline import Pool
 
 T = TypeVar("T")
 
 _LANDED = 2  # batches whose outputs are still being read
-_TAILS = 4  # heads that are kept for later jobs
+_MORE_REPLAYS = 2  # under way than there are instances, so that the next replay is queued when one ends
+_CALLS = 2  # in eager under way
+_CALLS_BYTES = 256 << 20  # of results of calls in eager on the device; above it, no further call is queued
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,25 +48,40 @@ class Landed(Generic[T]):
 
 
 class Flight:
-    """Runs batches through instances of one schedule, on a CUDA device, results in order."""
+    """Runs batches through its seats in turn, on a CUDA device, results in order."""
 
-    def __init__(self, instances: Sequence[Instance], device: torch.device) -> None:
-        # More than there are instances, so that the next replay is queued when one ends.
-        self._under_way = len(instances) + 2
+    def __init__(
+        self, seats: Sequence[Seat], device: torch.device, *, under_way: int, most_bytes: float = math.inf
+    ) -> None:
+        """At most `under_way` batches are queued at a time; no further one while their results take `most_bytes`."""
+        self._seats = list(seats)
+        self._under_way, self._most_bytes = under_way, most_bytes
         self._copy_out = take_for(self, device)
+
+    @classmethod
+    def of_replays(cls, instances: Sequence[Instance], device: torch.device) -> Flight:
+        """Replays of instances of one schedule, each on a stream of its own."""
         streams = flight_streams(device, len(instances))
-        self._seats = [_Seat(instance, stream) for instance, stream in zip(instances, streams, strict=True)]
+        seats = [ReplaySeat(instance, stream) for instance, stream in zip(instances, streams, strict=True)]
+        flight = cls(seats, device, under_way=len(instances) + _MORE_REPLAYS)
         torch.cuda.synchronize(device)
+        return flight
+
+    @classmethod
+    def of_calls(cls, module: Callable[[torch.Tensor], Any], device: torch.device) -> Flight:
+        """Calls of a module in eager, on the current stream."""
+        seat = EagerSeat(module, torch.cuda.current_stream(device))
+        return cls([seat], device, under_way=_CALLS, most_bytes=_CALLS_BYTES)
 
     def prepare(self, head: Head) -> None:
-        """Capture `head`, unless that was done before. Raises what `head` raises, and EngineError."""
+        """Make `head` ready, unless that was done before. Raises what `head` raises, and EngineError."""
         for seat in self._seats:
             seat.prepare(head)
 
     def run(self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict) -> Generator[Landed[T]]:
         """Yield what `head` makes of each batch's outputs, on the host, in order. A batch of None has no outputs.
 
-        `head` runs on the device, after each replay. At most two batches may be held at a time. Raises what `head`
+        `head` runs on the device, after each batch. At most two batches may be held at a time. Raises what `head`
         raises.
         """
         self.prepare(head)
@@ -70,7 +91,7 @@ class Flight:
         with torch.no_grad():
             try:
                 for batch, beside in arrived:
-                    if len(busy) >= self._under_way:
+                    while busy and (len(busy) >= self._under_way or sum(b.bytes for b in busy) > self._most_bytes):
                         yield busy.popleft().land()
                     if batch is None:
                         busy.append(_UnderWay(beside=beside))
@@ -88,31 +109,17 @@ class Flight:
                     one.land()
 
 
-class _Seat:
-    """An instance, its stream, and the head over its outputs."""
-
-    def __init__(self, instance: Instance, stream: torch.cuda.Stream) -> None:
-        self.instance, self.stream = instance, stream
-        self.input = next(iter(instance.inputs.values()))
-        self.left: torch.cuda.Event | None = None  # when the last results are on the host
-        self.tail: Tail | None = None
-        self._tails: dict[Head, Tail] = {}
-
-    def prepare(self, head: Head) -> None:
-        """Apply `head` from now on."""
-        if head not in self._tails:
-            while len(self._tails) >= _TAILS:
-                del self._tails[next(iter(self._tails))]
-            self._tails[head] = Tail(head, self.instance, self.stream)
-        self.tail = self._tails[head]
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _UnderWay(Generic[T]):
     beside: T
     batch: Arrived | None = None
     lane: _Lane | None = None
     release: Callable[[], None] = lambda: None
+
+    @property
+    def bytes(self) -> int:
+        """Of its results on the device."""
+        return self.lane.bytes if self.lane is not None else 0
 
     def land(self) -> Landed[T]:
         if self.lane is None or self.batch is None:
@@ -133,40 +140,48 @@ class _Lane:
     def __init__(self, copy_out: torch.cuda.Stream) -> None:
         self._copy_out = copy_out
         self._host: dict[str, torch.Tensor] = {}
+        self._results: dict[str, torch.Tensor] = {}  # of the batch that was started last, on the host
+        self._made: Mapping[str, torch.Tensor] = {}  # the same on the device, while they are copied
         self._began, self._computed, self._leaving, self._done = (
             torch.cuda.Event(enable_timing=True) for _ in range(4)
         )
 
-    def start(self, batch: Arrived, seat: _Seat) -> None:
-        """Queue the replay of a batch and the copy of its results."""
-        tail, stream, out = seat.tail, seat.stream, self._copy_out
-        assert tail is not None
-        x = batch.take(stream)
-        enqueue.record(self._began, stream)
-        enqueue.copy(seat.input, x, stream)
-        batch.let_go(stream)
-        with torch.cuda.stream(stream):
-            seat.instance.replay()
-            if seat.left is not None:
-                enqueue.wait(stream, seat.left)
-            tail.run()
-        enqueue.record(self._computed, stream)
+    @property
+    def bytes(self) -> int:
+        """Of the results on the device."""
+        return sum(tensor.nbytes for tensor in self._made.values())
+
+    def start(self, batch: Arrived, seat: Seat) -> None:
+        """Queue the work on a batch and the copy of its results."""
+        out = self._copy_out
+        # Referenced until they are on the host: the allocator would give their memory to the seat's next batch, which
+        # does not wait for the copy stream.
+        self._made = seat.compute(batch, self._began)
+        enqueue.record(self._computed, seat.stream)
         enqueue.wait(out, self._computed)
         enqueue.record(self._leaving, out)
-        for name, tensor in tail.made.items():
-            if name not in self._host:
-                self._host[name] = torch.empty_like(tensor, device="cpu", pin_memory=True)
-            enqueue.copy(self._host[name], tensor, out)
+        self._results = {name: self._copied(name, tensor) for name, tensor in self._made.items()}
         enqueue.record(self._done, out)
         seat.left = self._done
+
+    def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Host memory that a tensor is being copied to, or the tensor if it lies on the host."""
+        if tensor.device != self._copy_out.device:
+            return tensor
+        host = self._host.get(name)
+        if host is None or host.shape != tensor.shape or host.dtype != tensor.dtype:
+            host = self._host[name] = pinned_like(tensor)
+        enqueue.copy(host, tensor, self._copy_out)
+        return host
 
     def wait(self) -> Mapping[str, torch.Tensor]:
         """The results, once they are on the host."""
         self._done.synchronize()
-        return self._host
+        self._made = {}
+        return self._results
 
     def replay_s(self) -> float:
-        """Device time in seconds from the copy into the input to the results."""
+        """Device time in seconds from the beginning of the work on the batch to the results."""
         return float(self._began.elapsed_time(self._computed)) / 1e3
 
     def download_s(self) -> float:

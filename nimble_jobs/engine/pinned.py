@@ -31,5 +31,10 @@ def pin(memory: np.ndarray, device: torch.device) -> bool:
     return True
 
 
+def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Pinned memory for a copy of a tensor of a device."""
+    return torch.empty_like(tensor, device="cpu", pin_memory=True)
+
+
 def _unpin(address: int) -> None:
     torch.cuda.cudart().cudaHostUnregister(address)

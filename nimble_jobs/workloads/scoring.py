@@ -167,8 +167,11 @@ class Scoring:
         while self._next is not None and self.lanes[self._next[1].lane] is lane:
             if moving.due(self._context, lane.prepared, partial(self._at, lane)):
                 return
+            part, in_eager = self._next[1], not lane.prepared.loaded.instances
             yield self._next
             self._next = next(source, None)
+            if in_eager and part.at.last:  # `altered` is asked before the model is called again
+                return
 
     def _at(self, lane: Lane) -> moving.At:
         part = self._next[1] if self._next is not None else None

@@ -153,7 +153,7 @@ def test_results_in_flight_keep_their_order(device: torch.device) -> None:
     built = build_best(module, {"x": x}, "key", BuildOptions(purpose="throughput", in_flight=4, fuse="off"), device)
     assert len(built.instances) == built.schedule.in_flight == 4
     batches = [torch.randn(2, 3, 32, 32) for _ in range(40)]
-    flight = Flight(built.instances, device)
+    flight = Flight.of_replays(built.instances, device)
     arrivals = Arrivals((2, 3, 32, 32), torch.float32, device, in_flight=4)
     for round_ in range(2):
         seen = 0

@@ -110,6 +110,41 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
         assert model.steps == ["ready", "feed"], "a capture waits for the whole device: no thread uses it yet"
 
 
+@pytest.mark.parametrize(("instances", "expected"), [((), [2, 2]), ((object(),), [4])])
+def test_in_eager_each_shard_lands_before_the_next_is_begun(
+    tmp_path: Path, instances: tuple[object, ...], expected: list[int]
+) -> None:
+    """For what the model carries into the next shard is looked at in between. A schedule knows that beforehand."""
+    np.save(tmp_path / "x.npy", np.ones((16, 3), dtype=np.float32))
+    spec = SimpleNamespace(output=SimpleNamespace(fields=["id"]), run=RunSpec())
+    context: Any = SimpleNamespace(
+        spec=spec, device="cpu", stop=lambda: Stop.GO, report=lambda **_: None, patience=NONE, builders=None
+    )
+    taken: list[int] = []
+
+    class Counting(AllInFlight):
+        def run(self, arrived: Iterable[tuple[Arrived | None, Any]], head: Any) -> Generator[Landed[Any]]:
+            found = list(arrived)
+            taken.append(len(found))
+            return super().run(found, head)
+
+    model = Counting()
+    model.instances = instances  # type: ignore[assignment]
+    prepared: Any = SimpleNamespace(loaded=model, progress=None)
+    shards = [(0, 8), (8, 16)]
+    with open_reader(InputSpec(source=str(tmp_path / "x.npy"), format="npy")) as reader:
+        stages = Stages(context, alone=False)
+        bounds = cut(shards, frozenset(), model.request.batch_size)
+        bad = BadRecords(spec.run, 16, place=reader.place, report=context.report)
+        feed = RecordFeed(reader, prepared.loaded, bounds, stages, bad=bad, limits=Limits())
+        staging: Any = Written()
+        scoring = Scoring(
+            context, staging, feed, [Lane(prepared=prepared)], shards=shards, tally=Tally(), stages=stages
+        )
+        scoring.run()
+    assert taken == expected
+
+
 def test_an_upload_is_waited_for_before_its_memory_is_let_go() -> None:
     """Also that of the last batch, and if the job ends early."""
     done: list[str] = []

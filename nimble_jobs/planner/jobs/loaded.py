@@ -134,7 +134,7 @@ class Loaded:
         """What carries batches through the instances, made once; None if they run one by one, on the host."""
         if self._flight is None and self.instances and able(self.device).streams:
             before = allocated_bytes(self.device)
-            self._flight = Flight(self.instances, self.device)
+            self._flight = Flight.of_replays(self.instances, self.device)
             self._staging_bytes = allocated_bytes(self.device) - before
         return self._flight
 
@@ -172,6 +172,8 @@ class Loaded:
         Whoever takes them releases each; at most two may be held at a time.
         """
         flight = self.take_off()
+        if flight is None and able(self.device).streams:
+            flight = Flight.of_calls(self.module, self.device)
         if flight is not None:
             yield from flight.run(arrived, head)
             return
@@ -196,12 +198,7 @@ class Loaded:
         return instance.outputs
 
     def _in_eager(self, batch: Arrived) -> Mapping[str, torch.Tensor]:
-        if not able(self.device).streams:
-            return flatten_outputs(self.module(batch.x.to(self.device, self.request.input_dtype)))
-        stream = torch.cuda.current_stream(self.device)
-        outputs = flatten_outputs(self.module(batch.take(stream)))
-        batch.let_go(stream)
-        return outputs
+        return flatten_outputs(self.module(batch.x.to(self.device, self.request.input_dtype)))
 
     def begin(self) -> bool:
         """Put back what earlier batches have written into the module's state; False if that cannot be done."""
