@@ -34,13 +34,16 @@ def score(task: Task) -> float:
         decode_jpeg([read_file(task.files[0])], device=task.device)
         predict(blank)
     batches = iter(DataLoader(task.files, task.batch_size, num_workers=task.workers, collate_fn=together))
-    begin, found = time.perf_counter(), []
+    begin, found, decoding = time.perf_counter(), [], torch.cuda.Stream(task.device)
     for data, sizes in batches:
-        pictures = decode_jpeg(list(data.split(sizes)), ImageReadMode.RGB, device=task.device)
+        with torch.cuda.stream(decoding):  # decode_jpeg would write into memory that kernels of this stream still read
+            pictures = decode_jpeg(list(data.split(sizes)), ImageReadMode.RGB, device=task.device)
+        for each in pictures:
+            each.record_stream(torch.cuda.current_stream(task.device))
         alike = len({each.shape for each in pictures}) == 1
         x = resize(torch.stack(pictures), size) if alike else torch.stack([resize(each, size) for each in pictures])
         found.append([y.clone() for y in predict(torch.cat([x, blank[len(x) :]]))])
     probability, top1 = (torch.cat(parts)[: len(task.files)].cpu().numpy() for parts in zip(*found, strict=True))
-    ids = [os.path.basename(file) for file in task.files]
-    pq.write_table(pa.table({"id": ids, "top1": top1, "probability": probability}), task.out)
+    out = {"id": [os.path.basename(file) for file in task.files], "top1": top1, "probability": probability}
+    pq.write_table(pa.table(out), task.out)
     return time.perf_counter() - begin
