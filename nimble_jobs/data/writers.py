@@ -64,21 +64,16 @@ def _parquet(columns: Columns) -> memoryview:
     import pyarrow as pa  # imported here, so that jobs with other formats need not load it
     import pyarrow.parquet as pq
 
+    from nimble_jobs.data import arrow
+
     def flat(values: np.ndarray) -> Any:
-        if values.dtype.kind == "U":
-            return pa.array(values.tolist(), type=pa.string())
-        if values.dtype == np.float16:  # few readers support it
-            values = values.astype(np.float32)
-        made = pa.array(np.ascontiguousarray(values).reshape(-1))
-        for length in reversed(values.shape[1:]):
-            made = pa.FixedSizeListArray.from_arrays(made, length)
-        return made
+        return arrow.texts(values.tolist()) if values.dtype.kind == "U" else arrow.numbers(values)
 
     def array(column: Column) -> Any:
         if isinstance(column, Ragged):
-            offsets = np.concatenate([[0], np.cumsum(column.lengths)])
-            return pa.LargeListArray.from_arrays(pa.array(offsets, type=pa.int64()), flat(column.values))
-        return flat(column) if isinstance(column, np.ndarray) else pa.array(column, type=pa.string())
+            offsets = np.concatenate([[0], np.cumsum(column.lengths)]).astype(np.int64)
+            return pa.LargeListArray.from_arrays(arrow.numbers(offsets), flat(column.values))
+        return flat(column) if isinstance(column, np.ndarray) else arrow.texts(column)
 
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table({name: array(c) for name, c in columns.items()}), sink, compression="snappy")
