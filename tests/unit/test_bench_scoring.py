@@ -173,6 +173,10 @@ def test_loops_give_the_model_the_same_pixels(
 ) -> None:
     """Each writes every file once, with the answer for its pixels; a short last batch too."""
     monkeypatch.setattr(torch, "compile", lambda function=None, **_: function or (lambda f: f))
+    # a CPU has no streams; torch.cuda.stream(None) does nothing
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: None)
     check_answers(
         loop,
         pictures,
