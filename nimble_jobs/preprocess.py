@@ -153,6 +153,8 @@ class Preprocess:
 
 def bits(x: np.ndarray) -> np.ndarray:
     """The same memory in a type that torch computes with."""
+    if x.dtype.kind != "u" or x.dtype.itemsize == 1:  # asked for each batch, and a dtype's name takes long to make
+        return x
     return x.view(SIGNED[x.dtype.name]) if x.dtype.name in SIGNED else x
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nimble_jobs.data.buffers import Buffer, Buffers
+from nimble_jobs.data.rows import keep_open
 from nimble_jobs.data.source import Form, Loaded
 from nimble_jobs.pipeline import Meter, usable_cores
 
@@ -79,7 +80,9 @@ class _Reading:
 
     def __init__(self, load: Load, form: Form, ahead: Ahead, buffers: Buffers | None, meter: Meter | None) -> None:
         self._load, self._form, self._ahead, self._buffers, self._meter = load, form, ahead, buffers, meter
-        self._pool = ThreadPoolExecutor(ahead.threads, thread_name_prefix="nimble-read") if ahead.threads else None
+        self._pool: ThreadPoolExecutor | None = None
+        if ahead.threads:
+            self._pool = ThreadPoolExecutor(ahead.threads, thread_name_prefix="nimble-read", initializer=keep_open)
         self._under_way: deque[Room] = deque()
         if meter is not None:
             meter.workers, meter.limit = ahead.processes or max(1, ahead.threads), ahead.depth

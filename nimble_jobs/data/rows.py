@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -24,11 +29,50 @@ _GAP_BYTES = 16 << 10  # reading this many unused bytes costs less than another 
 _SPAN_BYTES = 4 << 20  # most bytes read at once into temporary memory
 
 
+_MINE = threading.local()  # keeps: whether this thread called `keep_open`; kept: the file that it keeps
+
+
+def keep_open() -> None:
+    """Keep the file that this thread read rows from last open until the thread ends, for its next read.
+
+    Opening a file takes five system calls, and each gives up Python's lock, which other threads may then keep. A file
+    that somebody replaces meanwhile is read on as it was, so the caller has to check the stamps of what it read.
+    """
+    _MINE.keeps, _MINE.kept = True, None
+
+
+class _Kept:
+    """A file of this thread; a bare descriptor, because the traceback of an error may outlive the thread."""
+
+    def __init__(self, stamp: Stamp) -> None:
+        self.stamp = stamp
+        with stamp.open() as file:
+            self.descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self.descriptor)
+
+
+@contextmanager
+def _opened(stamp: Stamp) -> Iterator[int]:
+    """The descriptor of a file. Raises DataError if the file has changed."""
+    if not getattr(_MINE, "keeps", False):
+        with stamp.open() as file:
+            yield file.fileno()
+        return
+    kept: _Kept | None = _MINE.kept
+    if kept is None or kept.stamp is not stamp:
+        _MINE.kept = None
+        _MINE.kept = kept = _Kept(stamp)
+    else:
+        stamp.check_open(kept.descriptor)
+    yield kept.descriptor
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FileRows:
     """The rows of an array [n, *shape] in C order that begins at `offset` of a file.
 
-    `read` may be called from several threads at once. No file stays open between calls.
+    `read` may be called from several threads at once. No file stays open between calls, except in threads that called
+    `keep_open`.
     """
 
     stamp: Stamp
@@ -37,10 +81,10 @@ class FileRows:
     total: int
     shape: tuple[int, ...]  # of one row
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+        return self.dtype.itemsize * math.prod(self.shape)
 
     def read(self, indexes: np.ndarray, out: np.ndarray) -> None:
         """Fill `out` [len(indexes), *shape], C-contiguous and of the stored type, with these rows in this order.
@@ -51,8 +95,7 @@ class FileRows:
         if n == 0 or width == 0:
             return
         rows = out.reshape(n, -1).view(np.uint8)
-        with self.stamp.open() as file:
-            descriptor = file.fileno()
+        with _opened(self.stamp) as descriptor:
             if bool((np.diff(indexes) == 1).all()):
                 self._fill(descriptor, [rows.reshape(-1)], int(indexes[0]))
                 return

@@ -69,16 +69,23 @@ class Stamp:
         """The error for a vanished file."""
         return DataError(f"{self.path}: vanished while it was read")
 
+    def check_open(self, descriptor: int) -> None:
+        """Raises DataError if an open file is not this one, or has changed."""
+        now = os.fstat(descriptor)
+        if (now.st_size, now.st_mtime_ns, now.st_ino) != (self.size, self.mtime_ns, self.inode):
+            raise self.changed()
+
     def open(self) -> BufferedReader:
         """Open the file. Raises DataError if it has changed."""
         try:
             file = open_regular(self.path)
         except OSError as e:
             raise self.vanished() from e
-        now = os.fstat(file.fileno())
-        if (now.st_size, now.st_mtime_ns, now.st_ino) != (self.size, self.mtime_ns, self.inode):
+        try:
+            self.check_open(file.fileno())
+        except BaseException:
             file.close()
-            raise self.changed()
+            raise
         return file
 
 

@@ -61,7 +61,7 @@ class RecordFeed:
             self._buffers = self._loaded.buffers(self._batch_bytes())
             self._buffers.begin()
         parts: Iterator[Part] = self._read()
-        if not self._alone:
+        if not self._alone and (self._decoding is not None or self._limits.bounded):
             parts = ahead(parts, _READ_AHEAD, name="nimble-checks")
         if self._decoding is not None:
             return self._in_slots(parts)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from io import BytesIO
+from io import BufferedReader, BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nimble_jobs.data import Wanted, arrays, labels, memory, open_reader, rows
+from nimble_jobs.data import Wanted, arrays, labels, memory, open_reader, rows, stamps
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.data.rows import FileRows, FortranRows
 from nimble_jobs.errors import DataError
+from nimble_jobs.pipeline import usable_cores
+from nimble_jobs.regular import open_regular
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
 
 
@@ -41,6 +43,30 @@ def test_a_plainly_stored_member_stays_in_its_file(tmp_path: Path, monkeypatch: 
         source = arrays.open_arrays(spec_of(path, x=field), path)
         assert isinstance(source._x, FileRows | FortranRows) is left
         np.testing.assert_array_equal(source.load(np.array([6, 2])).x, x[[6, 2]])
+
+
+def test_batches_are_read_from_files_that_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reading thread opens the file once, not for each batch; a file that is replaced is noticed all the same."""
+    monkeypatch.setattr(arrays, "LEAVE_FROM_BYTES", 1)
+    x = np.arange(400, dtype=np.float32).reshape(200, 2)
+    np.save(tmp_path / "d.npy", x)
+    opened: list[Path] = []
+
+    def noted(path: str | Path) -> BufferedReader:
+        opened.append(Path(path))
+        return open_regular(path)
+
+    with open_reader(spec_of(tmp_path / "d.npy")) as reader:
+        monkeypatch.setattr(stamps, "open_regular", noted)
+        batches = list(reader.batches(batch_size=2))
+        np.testing.assert_array_equal(np.concatenate([batch.x for batch in batches]), x)
+        assert 1 <= len(opened) <= usable_cores()
+        reading = reader.batches(batch_size=2)
+        next(reading)
+        np.save(tmp_path / "other.npy", x)
+        (tmp_path / "other.npy").replace(tmp_path / "d.npy")
+        with pytest.raises(DataError, match="changed while it was read"):
+            next(reading)
 
 
 @pytest.mark.parametrize("step", [1, 3, 100])

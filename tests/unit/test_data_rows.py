@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from io import BufferedReader
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.data import rows
+from nimble_jobs.data import rows, stamps
 from nimble_jobs.data.rows import FileRows
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.errors import DataError
+from nimble_jobs.regular import open_regular
 
 
 def stored(path: Path, x: np.ndarray, before: int) -> FileRows:
@@ -77,6 +80,41 @@ def test_a_file_that_is_another_is_an_error(what: str, tmp_path: Path) -> None:
             os.mkfifo(path)
     with pytest.raises(DataError, match=expected):
         file.read(np.arange(10), np.empty_like(x))
+
+
+def test_a_reading_thread_keeps_its_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that called `keep_open` opens each file once in a row, and its end closes the last one."""
+    x = np.arange(20, dtype=np.int64).reshape(10, 2)
+    one, other = (stored(tmp_path / name, x, 0) for name in "ab")
+    opened: list[str] = []
+    closed: list[int] = []
+    close = os.close
+
+    def noted(path: str | Path) -> BufferedReader:
+        opened.append(Path(path).name)
+        return open_regular(path)
+
+    def closing(descriptor: int) -> None:
+        closed.append(descriptor)
+        close(descriptor)
+
+    monkeypatch.setattr(stamps, "open_regular", noted)
+    monkeypatch.setattr(os, "close", closing)
+
+    def read(file: FileRows) -> np.ndarray:
+        out = np.empty((2, 2), dtype=np.int64)
+        file.read(np.array([3, 4]), out)
+        return out
+
+    with ThreadPoolExecutor(1, initializer=rows.keep_open) as pool:
+        for file in (one, one, one, other, other, one):
+            np.testing.assert_array_equal(pool.submit(read, file).result(), x[3:5])
+        assert opened == ["a", "b", "a"]
+        assert len(closed) == 2
+        os.truncate(tmp_path / "a", 100)
+        with pytest.raises(DataError, match="a: changed while it was read"):
+            pool.submit(read, one).result()
+    assert len(closed) == 3
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,8 @@ def test_the_vocabulary_bounds_the_input() -> None:
     assert found.low is not None
     assert found.high is not None
     assert (found.low.tolist(), found.high.tolist()) == ([0] * 32, [100] * 32)
+    assert found.bounded
+    assert Limits(parts={"words": found, "free": Limits()}).bounded
     assert int(module.calls) == 0
 
 
@@ -113,7 +115,9 @@ def test_a_model_without_tables_is_not_bounded() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.float().sum(1)
 
-    assert find_limits(Sum(), SHAPE, CPU).wrong(np.full((1, 32), 10**9)) == {}
+    found = find_limits(Sum(), SHAPE, CPU)
+    assert found.wrong(np.full((1, 32), 10**9)) == {}
+    assert not found.bounded
 
 
 def test_a_model_that_refuses_random_numbers() -> None:

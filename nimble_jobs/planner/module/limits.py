@@ -44,6 +44,11 @@ class Limits:
     layout: Layout | None = None  # of records with several inputs, whose bounds are in `parts`
     parts: Mapping[str, Limits] = field(default_factory=dict)  # by path
 
+    @property
+    def bounded(self) -> bool:
+        """Whether `wrong` has anything to look for."""
+        return self.low is not None or any(part.bounded for part in self.parts.values())
+
     def wrong(self, x: np.ndarray) -> dict[int, str]:
         """The rows of `x` [n, *record] that hold a number out of its bounds, each with the reason."""
         if self.layout is not None:
