@@ -180,15 +180,17 @@ def start_worker(
     *,
     store: Store | None = None,
     device: str | None = None,
+    devices: str | None = None,
     max_idle_s: float | None = None,
     gpu_memory_bytes: int | None = None,
     timeout_s: float = 120.0,
-) -> WorkerInfo:
-    """Start a worker that outlives this process, and return once it can run jobs.
+) -> list[WorkerInfo]:
+    """Start a worker that outlives this process, and return once all of its devices can run jobs.
 
-    `device` and `gpu_memory_bytes` default to the settings. Its log is `logs/worker-….log` in the state folder. Raises
-    SettingsError, UsageError if there is no such device, NimbleError with the end of the log if the worker is not ready
-    within `timeout_s`.
+    `devices` is `all`, or a list such as `cuda:0,cuda:2`: one entry is returned for each. Without it there is one
+    `device`, which like `gpu_memory_bytes` defaults to the settings. Its log is `logs/worker-….log` in the state
+    folder. Raises SettingsError, UsageError if there is no such device, NimbleError with the end of the log if the
+    worker is not ready within `timeout_s`.
     """
     with opened(store, home) as store:
         settings = store.settings.now()
@@ -197,7 +199,8 @@ def start_worker(
         log_path = (
             store.home / "logs" / f"worker-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}.log"
         )
-        command = [sys.executable, "-P", "-m", "nimble_jobs.worker", "--home", str(store.home), "--device", device]
+        command = [sys.executable, "-P", "-m", "nimble_jobs.worker", "--home", str(store.home)]
+        command += ["--device", device] if devices is None else ["--devices", devices]
         if max_idle_s is not None:
             command += ["--max-idle-s", repr(max_idle_s)]
         if gpu_memory_bytes is not None:
@@ -226,15 +229,22 @@ def stop_workers(
 ) -> list[WorkerInfo]:
     """Send SIGTERM to workers (None: to all) and wait until they are gone. Running jobs finish their shard first.
 
-    Raises NotFound for a worker that does not run, NotFinishedInTime with the workers left after `timeout_s`.
+    All devices of a worker stop together. Raises NotFound for a worker that does not run, NotFinishedInTime with the
+    workers left after `timeout_s`.
     """
     with opened(store, home) as store:
-        chosen = store.workers.chosen(ids)
-        for info in chosen:
+        chosen = with_siblings(store.workers.chosen(ids), store.workers.live("worker"))
+        for info in {info.pid: info for info in chosen}.values():
             _terminate(store, info)
         if left := still_there(store, chosen, timeout_s):
             raise NotFinishedInTime(f"still running after {timeout_s:g} s: {', '.join(left)}")
         return chosen
+
+
+def with_siblings(chosen: Sequence[WorkerInfo], live: Sequence[WorkerInfo]) -> list[WorkerInfo]:
+    """These and the other devices of their processes."""
+    pids = {info.pid for info in chosen}
+    return [info for info in live if info.pid in pids]
 
 
 def still_there(store: Store, asked: Sequence[WorkerInfo], limit_s: float | None) -> list[str]:
@@ -259,11 +269,11 @@ def opened(store: Store | None, home: Home) -> Iterator[Store]:
         store.close()
 
 
-def _await_ready(store: Store, pid: int, log_path: Path, deadline: float) -> WorkerInfo:
+def _await_ready(store: Store, pid: int, log_path: Path, deadline: float) -> list[WorkerInfo]:
     while time.monotonic() < deadline:
-        for info in store.workers.live("worker"):
-            if info.pid == pid and info.status == "ready":
-                return info
+        ready = [info for info in store.workers.live("worker") if info.pid == pid and info.status == "ready"]
+        if ready and len(ready) == ready[0].info["devices"]:
+            return ready
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             if os.waitstatus_to_exitcode(status) == UsageError.exit_code:

@@ -147,7 +147,7 @@ def main() -> int:
         return done(self, job_id, attempt)
 
     charge.Charge.take, charge.Charge.done = timed_take, timed_done  # type: ignore[method-assign,assignment]
-    return serve.run(options.home, device=options.device, max_idle_s=options.max_idle_s, target=child)
+    return serve.run(options.home, devices=(options.device,), max_idle_s=options.max_idle_s, target=child)
 
 
 def summary(file: Path, jobs: Iterable[str]) -> dict[str, dict[str, float]]:

@@ -10,6 +10,7 @@ from nimble_jobs.cli import options, output, worker_orders, worker_service
 from nimble_jobs.cli.chosen import chosen
 from nimble_jobs.cli.filters import Kind
 from nimble_jobs.cli.listing import Column, Selection, print_rows
+from nimble_jobs.errors import UsageError
 from nimble_jobs.views import figures, waits
 from nimble_jobs.views.figures import Row
 from nimble_jobs.views.workers import worker_rows
@@ -59,6 +60,12 @@ def start(
     device: Annotated[
         str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N; default: device in config.yaml, or auto.")
     ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices", metavar="LIST", help="all, or a list such as cuda:0,cuda:2 or cpu,cpu: a process for each."
+        ),
+    ] = None,
     max_idle: Annotated[
         str | None,
         typer.Option("--max-idle", metavar="TIME", help="Stop after this time without work, such as 10m."),
@@ -72,8 +79,15 @@ def start(
 ) -> None:
     """Start a worker, in this terminal or detached.
 
+    With `--devices` it has a process for each device, and each has an id and a row in `worker ls`. If one of them dies,
+    it is started again, and the others go on.
+
     On SIGTERM or Ctrl-C it finishes its shard or training step, puts the job back into the queue, and stops.
     """
+    from nimble_jobs.worker.devices import devices_of
+
+    if device is not None and devices is not None:
+        raise UsageError("--device and --devices: found both; expected one of them")
     max_idle_s = options.duration(max_idle, "--max-idle")
     settings = options.configured(ctx, device=device, gpu_memory=gpu_memory)
     home = options.home(ctx)
@@ -83,16 +97,27 @@ def start(
     if detach:
         from nimble_jobs import client
 
-        worker = client.start_worker(
-            home=home, device=settings.device, max_idle_s=max_idle_s, gpu_memory_bytes=settings.gpu_memory
+        started = client.start_worker(
+            home=home,
+            device=settings.device,
+            devices=devices and ",".join(devices_of(devices)),
+            max_idle_s=max_idle_s,
+            gpu_memory_bytes=settings.gpu_memory,
         )
-        output.emit(worker.id)
-        output.note(f"process {worker.pid} on {worker.device}; stop it with: nimble-jobs worker stop")
+        for worker in started:
+            output.emit(worker.id)
+        on = ", ".join(worker.device for worker in started)
+        output.note(f"process {started[0].pid} on {on}; stop it with: nimble-jobs worker stop")
         return
     from nimble_jobs.worker import serve
 
     raise typer.Exit(
-        serve.run(home, device=settings.device, max_idle_s=max_idle_s, gpu_memory_bytes=settings.gpu_memory)
+        serve.run(
+            home,
+            devices=devices_of(devices) if devices is not None else (settings.device,),
+            max_idle_s=max_idle_s,
+            gpu_memory_bytes=settings.gpu_memory,
+        )
     )
 
 
@@ -139,18 +164,22 @@ def stop(
 ) -> None:
     """Ask workers to finish their shard or training step, put their job back into the queue, and stop.
 
-    The command waits until they have stopped.
+    All devices of a worker stop together; `worker drain ID` takes one of them out. The command waits until they have
+    stopped.
     """
     from nimble_jobs import client
 
     timeout_s = options.duration(timeout, "--timeout") or 0.0
     home = options.home(ctx)
-    leaving = chosen(client.live_workers(home=home), worker_ids or ())
-    if not leaving:
+    live = client.live_workers(home=home)
+    named = chosen(live, worker_ids or ())
+    if not named:
         output.note("no worker is running")
         return
+    leaving = client.with_siblings(named, live)
     for worker in leaving:
-        output.note(f"worker {worker.id} (process {worker.pid}): asked to stop")
+        too = "" if worker in named else ", because it is a device of the same process"
+        output.note(f"worker {worker.id} (process {worker.pid}, {worker.device}): asked to stop{too}")
     client.stop_workers([worker.id for worker in leaving], home=home, timeout_s=timeout_s)
     output.note("stopped")
 

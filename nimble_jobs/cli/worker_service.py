@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nimble_jobs.cli import options, output
-from nimble_jobs.errors import NimbleError, NotFound
+from nimble_jobs.errors import NimbleError, NotFound, UsageError
 
 if TYPE_CHECKING:
     from nimble_jobs.service import Manager, Service
@@ -27,6 +27,10 @@ def install(
     device: Annotated[
         str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:N; default: device in config.yaml.")
     ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option("--devices", metavar="LIST", help="all, or a list such as cuda:0,cuda:2: a process for each."),
+    ] = None,
     gpu_memory: Annotated[
         str | None,
         typer.Option("--gpu-memory", metavar="SIZE", help="Device memory for resident models, such as 20GB."),
@@ -40,7 +44,7 @@ def install(
     """
     from nimble_jobs.service import Manager
 
-    service = _service(ctx, device, gpu_memory)
+    service = _service(ctx, device, devices, gpu_memory)
     manager = Manager()
     text = service.text()
     if dry_run:
@@ -75,7 +79,7 @@ def uninstall(
     """Stop the worker of this state folder's unit and remove the unit. The worker puts its job back into the queue."""
     from nimble_jobs.service import Manager
 
-    service = _service(ctx, None, None)
+    service = _service(ctx, None, None, None)
     manager = Manager()
     path = manager.path(service.name)
     if manager.read(service.name) is None:
@@ -99,7 +103,7 @@ def status(ctx: typer.Context, json: options.Json = False) -> None:
     """Say whether this state folder's service is installed and running, as systemd sees it."""
     from nimble_jobs.service import Manager
 
-    service = _service(ctx, None, None)
+    service = _service(ctx, None, None, None)
     manager = Manager()
     path, text = manager.path(service.name), manager.read(service.name)
     if text is None:
@@ -143,14 +147,20 @@ def status(ctx: typer.Context, json: options.Json = False) -> None:
         output.note(f"the unit's Python {interpreter} is gone; install the service again")
 
 
-def _service(ctx: typer.Context, device: str | None, gpu_memory: str | None) -> Service:
+def _service(ctx: typer.Context, device: str | None, devices: str | None, gpu_memory: str | None) -> Service:
     from nimble_jobs.service import Service, environment_of
+    from nimble_jobs.worker.devices import ALL, devices_of
 
+    if device is not None and devices is not None:
+        raise UsageError("--device and --devices: found both; expected one of them")
+    if devices is not None and devices != ALL:  # counted at each start
+        devices = ",".join(devices_of(devices))
     settings = options.configured(ctx, device=device, gpu_memory=gpu_memory)
     return Service(
         home=options.home(ctx),
         grace_s=settings.limits.grace,
         device=None if device is None else settings.device,
+        devices=devices,
         gpu_memory_bytes=None if gpu_memory is None else settings.gpu_memory,
         environment=environment_of(os.environ),
     )

@@ -31,6 +31,7 @@ class Service:
     home: Path  # absolute
     grace_s: float  # time for its job to reach a safe point
     device: str | None = None  # None: read from config.yaml at each start
+    devices: str | None = None  # instead of `device`: all, or a list
     gpu_memory_bytes: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)  # in addition to NIMBLE_JOBS_HOME
     python: str = sys.executable  # absolute
@@ -48,6 +49,8 @@ class Service:
         words = [self.python, "-P", "-m", "nimble_jobs.worker", "--home", str(self.home)]
         if self.device is not None:
             words += ["--device", self.device]
+        if self.devices is not None:
+            words += ["--devices", self.devices]
         if self.gpu_memory_bytes is not None:
             words += ["--gpu-memory-bytes", str(self.gpu_memory_bytes)]
         return words

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nimble_jobs.errors import NimbleError
 from nimble_jobs.settings import read_settings
+from nimble_jobs.worker.devices import devices_of
 from nimble_jobs.worker.serve import run
 
 log = logging.getLogger("nimble_jobs.worker")
@@ -19,6 +20,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m nimble_jobs.worker", description=main.__doc__)
     parser.add_argument("--home", type=Path, required=True, help="state folder")
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N; by default as configured")
+    parser.add_argument("--devices", help="all, or a list such as cuda:0,cuda:2; a child process for each")
     parser.add_argument("--max-idle-s", type=float, help="stop after this many seconds without work")
     parser.add_argument("--gpu-memory-bytes", type=int, help="device memory for models that stay between jobs")
     given = parser.parse_args()
@@ -26,7 +28,7 @@ def main() -> int:
         settings = read_settings(given.home)
         return run(
             given.home,
-            device=given.device or settings.device,
+            devices=devices_of(given.devices) if given.devices else (given.device or settings.device,),
             max_idle_s=given.max_idle_s,
             gpu_memory_bytes=settings.gpu_memory if given.gpu_memory_bytes is None else given.gpu_memory_bytes,
         )

@@ -1,10 +1,10 @@
-"""Holds a lock in the state folder, which shows others that this process runs, until it is asked to stop."""
+"""Holds locks in the state folder, which show others that this process runs, until it is asked to stop."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ from nimble_jobs.worker.signals import StopSignals
 
 log = logging.getLogger(__name__)
 
-Body = Callable[[Store, WorkerLease, StopSignals], bool]
+Body = Callable[[Store, Sequence[WorkerLease], StopSignals], bool]
 
 
-def attend(home: Path, info: Mapping[str, Any], body: Body) -> int:
-    """Hold a lock, which shows `info` to others, and run `body` until SIGTERM, SIGINT or its end; return 0. If `body`
-    says that its folder was replaced, begin anew.
+def attend(home: Path, infos: Sequence[Mapping[str, Any]], body: Body) -> int:
+    """Hold a lock for each of `infos`, which shows it to others, and run `body` until SIGTERM, SIGINT or its end;
+    return 0. If `body` says that its folder was replaced, begin anew.
 
     Raises SettingsError, StoreError when the state folder cannot be used, HomeReplaced when another one has its place.
     """
@@ -41,8 +41,9 @@ def attend(home: Path, info: Mapping[str, Any], body: Body) -> int:
             # Without a lock others cannot see this process, so on a full disk it waits for space first.
             limit_s = store.settings.usable().limits.patience
             patience = Patience(limit_s=limit_s, check=lambda _waited_s: _unless(signals), tell=_tell)
-            with patience.through(partial(store.workers.hold, info)) as lease:
-                return body(store, lease, signals)
+            with ExitStack() as held:
+                leases = [held.enter_context(patience.through(partial(store.workers.hold, info))) for info in infos]
+                return body(store, leases, signals)
 
     with StopSignals() as signals, suppress(_Told):
         over = work(signals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def serve(home: Path) -> int:
     if another folder took its place.
     """
 
-    def body(store: Store, lease: WorkerLease, signals: StopSignals) -> bool:
+    def body(store: Store, leases: Sequence[WorkerLease], signals: StopSignals) -> bool:
+        (lease,) = leases
         log.info("%s fires timers", lease.id)
         courier = Courier(store, lease.id)
         over = Loop(store, lease, signals, (Fire(store), Reread(store), Send(courier))).run()
@@ -41,7 +43,7 @@ def serve(home: Path) -> int:
         log.info("%s ends", lease.id)
         return over
 
-    return attend(home, {"role": ROLE, "status": "ready"}, body)
+    return attend(home, [{"role": ROLE, "status": "ready"}], body)
 
 
 class Loop:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from nimble_jobs.errors import HomeReplaced, StoreError
@@ -39,6 +39,19 @@ class Duty(Protocol):
 
         The worker handles no signal meanwhile, so work of more than about a second must be split into parts.
         """
+
+
+class Together:
+    """The same duty for each of several devices, as one duty."""
+
+    def __init__(self, duties: Sequence[Duty]) -> None:
+        self.name = duties[0].name
+        self.every_s = duties[0].every_s
+        self._duties = duties
+
+    def run(self, now: float) -> None:
+        for duty in self._duties:
+            duty.run(now)
 
 
 class Every:

@@ -21,6 +21,11 @@ class Owed:
         """Add a write for the next `pay`."""
         self._writes.append(write)
 
+    def rest(self) -> list[Callable[[], object]]:
+        """The writes that are still pending, for another list."""
+        writes, self._writes = self._writes, []
+        return writes
+
     def pay(self) -> None:
         """Do the writes. Raises StoreError; a later call does the remaining ones."""
         while self._writes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def duties_of(store: Store, *, on_lost: Callable[[Job], None] = lambda _job: Non
 def run(
     home: Path,
     *,
-    device: str = "auto",
+    devices: Sequence[str] = ("auto",),
     max_idle_s: float | None = None,
     gpu_memory_bytes: int | None = None,
     grace_s: float | None = None,
@@ -43,25 +43,26 @@ def run(
 ) -> int:
     """Run a worker until SIGTERM, SIGINT or `max_idle_s` without work; return 0 if it ended as requested.
 
-    After a signal the running job has `grace_s`, by default limits.grace, to reach a safe point. Raises SettingsError,
-    UsageError if there is no `device`, StoreError if the state folder cannot be used, HomeReplaced if another folder
-    took its place, NimbleError if no child process gets ready.
+    Each of `devices` gets a child process, and a lock and an id of its own. `gpu_memory_bytes` is for each. After a
+    signal running jobs have `grace_s`, by default limits.grace, to reach a safe point. Raises SettingsError, UsageError
+    if a device does not exist, StoreError if the state folder cannot be used, HomeReplaced if another folder took its
+    place, NimbleError if no child process gets ready.
     """
 
-    def body(store: Store, lease: WorkerLease, signals: StopSignals) -> bool:
-        def spawn() -> Child:
-            return Child(target, home, lease.id, device, gpu_memory_bytes)
+    def body(store: Store, leases: Sequence[WorkerLease], signals: StopSignals) -> bool:
+        def seat(lease: WorkerLease, device: str) -> tuple[WorkerLease, Callable[[], Child]]:
+            return lease, lambda: Child(target, home, lease.id, device, gpu_memory_bytes)
 
-        log.info("worker %s starts", lease.id)
-        courier = Courier(store, lease.id)
+        name = ", ".join(lease.id for lease in leases)
+        log.info("worker %s starts", name)
+        courier = Courier(store, leases[0].id)
         trace = Trace(store)
         duties = (*duties_of(store, on_lost=trace.over), Send(courier), trace)
         with closing(
             Supervisor(
                 store,
-                lease,
+                list(map(seat, leases, devices)),
                 signals,
-                spawn,
                 duties=duties,
                 max_idle_s=max_idle_s,
                 grace_s=grace_s,
@@ -71,7 +72,7 @@ def run(
             over = supervisor.loop()
         trace.finish(LAST_TRACES_S)
         courier.finish(LAST_NOTICES_S)
-        log.info("worker %s ends", lease.id)
+        log.info("worker %s ends", name)
         return over
 
-    return attend(home, {"role": "worker", "device": device}, body)
+    return attend(home, [{"role": "worker", "device": device, "devices": len(devices)} for device in devices], body)

@@ -191,7 +191,7 @@ if __name__ == "__main__":
     sys.exit(
         serve.run(
             Path(home),
-            device=device,
+            devices=device.split(","),
             max_idle_s=float(idle) or None,
             grace_s=float(grace),
             target={"dies": die_at_start, "hangs": hang_at_start}.get(target, fake_child),

@@ -102,7 +102,7 @@ def test_cancel_now(store: Store, spec: Path) -> None:
 
 def test_a_detached_worker(home: Path, store: Store) -> None:
     """It returns when the worker is ready; the worker is in its own session, and stops when told to."""
-    info = client.start_worker(home, device="cpu", max_idle_s=60)
+    (info,) = client.start_worker(home, device="cpu", max_idle_s=60)
     try:
         assert (info.device, info.status) == ("cpu", "ready")
         assert [i.id for i in client.live_workers(home=home)] == [info.id]
