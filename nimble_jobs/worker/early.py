@@ -11,6 +11,7 @@ import gc
 import importlib
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -79,6 +80,11 @@ class Early:
             from nimble_jobs.engine.device import load_libraries
 
             load_libraries(index)
+            self._imports.join()
+            if self._spec.kind == "score":
+                from nimble_jobs.workloads.heads import load_kernels
+
+                load_kernels(self._spec, sys.modules["torch"].device("cuda", index))
         except Exception as error:  # noqa: BLE001  # the job meets it, too
             log.debug("the GPU's libraries were not loaded early: %s", error)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from nimble_jobs.errors import ModelError
+from nimble_jobs.models.build import DTYPES
 from nimble_jobs.models.classes import Classes, classes_of
 from nimble_jobs.spec import JobSpec
 
@@ -19,6 +20,7 @@ _NOT_OUTPUTS = {"id", "label"}
 KNOWN = frozenset(_FROM_LOGITS | _FROM_CLASSES | _FROM_TOKENS | _OF_TEXTS | _NOT_OUTPUTS | {"embedding"})
 _NO_SCORES = ("pooler_output", "embedding", "start_logits", "end_logits", "image_embeds", "text_embeds")
 _TOP = 5
+_USUAL_CLASSES = 1000
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,18 @@ def heads_of(spec: JobSpec) -> Heads:
     fields = spec.output.fields
     needs_classes = (_FROM_LOGITS | _FROM_CLASSES | _FROM_TOKENS) & set(fields)
     return Heads.of(fields, classes_of(spec.model) if needs_classes else None)
+
+
+def load_kernels(spec: JobSpec, device: torch.device) -> None:
+    """Launch what a job will compute from class scores, over zeros, and wait for nothing.
+
+    A process's first call of an operator loads its kernels onto the GPU. That takes milliseconds for each, in which
+    the job's replays would not have begun.
+    """
+    fields = tuple(field for field in spec.output.fields if field in _FROM_LOGITS)
+    scores = torch.zeros(spec.input.batch_size, _USUAL_CLASSES, dtype=DTYPES[spec.model.dtype], device=device)
+    with torch.no_grad():
+        Heads(fields)({"logits": scores})
 
 
 def _of_tokens(outputs: Mapping[str, torch.Tensor]) -> bool:

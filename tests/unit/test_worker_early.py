@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nimble_jobs.cli import main as cli
 from nimble_jobs.spec import JobSpec, loads
@@ -58,12 +59,13 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_context_is_made_on_the_device_of_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuda:1 is the second one; then the GPU's libraries are loaded, on the same device."""
-    driver, loaded = Driver(), []
+    """cuda:1 is the second one; then the GPU's libraries and the job's kernels are loaded, on the same device."""
+    driver, loaded = Driver(), list[object]()
     monkeypatch.setattr(early, "_driver", lambda: driver)
     monkeypatch.setattr("nimble_jobs.engine.device.load_libraries", loaded.append)
+    monkeypatch.setattr("nimble_jobs.workloads.heads.load_kernels", lambda _spec, device: loaded.append(device))
     Early(spec("cuda:1")).close()
-    assert (driver.asked, loaded) == ([1], [1])
+    assert (driver.asked, loaded) == ([1], [1, torch.device("cuda:1")])
 
 
 def test_a_job_of_the_cpu_starts_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

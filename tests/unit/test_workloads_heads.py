@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from nimble_jobs.errors import DataError, ModelError
 from nimble_jobs.models.classes import Classes, classes_of
+from nimble_jobs.spec import loads
 from nimble_jobs.spec.model import ModelSpec
 from nimble_jobs.workloads.columns import Columns
-from nimble_jobs.workloads.heads import Heads
+from nimble_jobs.workloads.heads import Heads, load_kernels
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.sampled_from(["float16", "bfloat16", "float32"]), st.integers(0, 99))
@@ -149,3 +150,24 @@ def test_classes_are_those_of_the_configuration(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=re.escape(f"{config}: {said}")):
             classes(held)
     assert classes_of(ModelSpec(source="torchvision:resnet18")) is None
+
+
+def test_kernels_are_loaded_for_what_is_made_from_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns that come from the host, or as they are from the model, need none."""
+    called: list[tuple[tuple[str, ...], list[int], torch.dtype]] = []
+
+    def noted(self: Heads, outputs: dict[str, torch.Tensor]) -> None:
+        [scores] = outputs.values()
+        called.append((self.fields, list(scores.shape), scores.dtype))
+
+    monkeypatch.setattr(Heads, "__call__", noted)
+    text = """\
+version: 1
+name: heads
+kind: score
+model: {source: "torchvision:resnet18", dtype: fp16}
+input: {source: x.npy, format: npy, batch_size: 7}
+output: {path: out, format: npy, fields: [id, top1, embedding, probability]}
+"""
+    load_kernels(loads(text, "s.yaml", Path("/nowhere"), check_files=False), torch.device("cpu"))
+    assert called == [(("top1", "probability"), [7, 1000], torch.float16)]
