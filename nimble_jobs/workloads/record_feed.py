@@ -18,7 +18,7 @@ from nimble_jobs.data import Reader, Wanted
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.pipeline import Meter, ahead, mapped
-from nimble_jobs.planner import Loaded
+from nimble_jobs.planner import Loaded, Request
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.preprocess import bits
 from nimble_jobs.workloads.bad_records import BadRecords
@@ -58,7 +58,8 @@ class RecordFeed:
         """As `Feed` says."""
         self._loaded.arrivals.begin()
         if not self._alone:
-            self._buffers = self._loaded.buffers(self._batch_bytes())
+            encoded = self._decoding is not None
+            self._buffers = self._loaded.buffers(batch_bytes(self._loaded.request, self._reader, encoded=encoded))
             self._buffers.begin()
         parts: Iterator[Part] = self._read()
         if not self._alone and (self._decoding is not None or self._limits.bounded):
@@ -78,13 +79,6 @@ class RecordFeed:
         """As `Feed` says."""
         if self._decoding is not None:
             self._decoding.close()
-
-    def _batch_bytes(self) -> int:
-        request = self._loaded.request
-        if self._decoding is not None:
-            return request.batch_size * self._reader.encoded_bytes
-        crossing = request.preprocess or self._reader.signature
-        return request.batch_size * math.prod(crossing.shape) * np.dtype(crossing.dtype).itemsize
 
     def _read(self) -> Generator[Part]:
         """Batches of checked records, in order. Raises DataError for too many bad records."""
@@ -124,6 +118,14 @@ class RecordFeed:
         known = {record.index for record in part.batch.bad}
         self.bad.add([record for record in batch.bad if record.index not in known])
         return arrived, replace(part, batch=batch)
+
+
+def batch_bytes(request: Request, reader: Reader, *, encoded: bool) -> int:
+    """Bytes of a batch on the host; `encoded`: of pictures that the device decodes."""
+    if encoded:
+        return request.batch_size * reader.encoded_bytes
+    crossing = request.preprocess or reader.signature
+    return request.batch_size * math.prod(crossing.shape) * np.dtype(crossing.dtype).itemsize
 
 
 def upload(parts: Iterator[Part], lanes: list[Loaded], *, pads: bool = True) -> Generator[tuple[Arrived | None, Part]]:

@@ -26,9 +26,10 @@ from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.cuts import cut, shards_for
+from nimble_jobs.workloads.early_buffers import EarlyBuffers
 from nimble_jobs.workloads.parts import Feed, Lane
 from nimble_jobs.workloads.pooling import pooling_of
-from nimble_jobs.workloads.record_feed import RecordFeed
+from nimble_jobs.workloads.record_feed import RecordFeed, batch_bytes
 from nimble_jobs.workloads.scoring import Ends, Scoring, Tally
 from nimble_jobs.workloads.stages import Stages
 from nimble_jobs.workloads.text import job as text
@@ -113,7 +114,8 @@ def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
         return already_published(context, staging), {}
     _tell_restart(context, staging)
     try:
-        scoring, feed, plan = _ready(attempt)
+        with EarlyBuffers(_early_bytes(attempt), attempt.device) as early:
+            scoring, feed, plan = _ready(attempt, early)
     except Stopped:
         return Outcome(stop=context.stop()), {}
     context.report(phase="run", schedule=scoring.prepared.summary())
@@ -146,7 +148,16 @@ def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
     return Outcome(outputs=outputs, timings=timings, schedule=summary), left
 
 
-def _ready(attempt: _Attempt) -> tuple[Scoring, Feed, text.TextPlan | None]:
+def _early_bytes(attempt: _Attempt) -> int | None:
+    """Bytes of a batch, if memory for batches is surely needed: a worker's resident model may have some."""
+    context, reader = attempt.context, attempt.reader
+    alone = attempt.texts is not None or reader.total <= context.spec.input.batch_size
+    if alone or not context.job.foreground or not devices.separate_memory(attempt.device):
+        return None
+    return batch_bytes(attempt.request(), reader, encoded=attempt.decode is not None and attempt.decode.by == "gpu")
+
+
+def _ready(attempt: _Attempt, early: EarlyBuffers) -> tuple[Scoring, Feed, text.TextPlan | None]:
     """Prepare the model, for texts once for each bucket. Raises Stopped."""
     context, staging, reader = attempt.context, attempt.staging, attempt.reader
     plan = None
@@ -188,6 +199,7 @@ def _ready(attempt: _Attempt) -> tuple[Scoring, Feed, text.TextPlan | None]:
         feed: Feed
         feed, stages = text.feed_of(context, reader, staging, plan, lanes, shards, bad=bad, device=attempt.device)
     else:
+        early.give(lanes[0].prepared.loaded)
         feed, stages = _record_feed(attempt, lanes[0].prepared.loaded, shards, bad)
     ragged = frozenset[str]()
     if plan is not None:

@@ -153,10 +153,15 @@ class Loaded:
         if self._buffers is None or self._buffers.nbytes < nbytes:
             if self._buffers is not None:
                 self._buffers.close()
-            self._buffers = pinned_buffers(
-                nbytes, self.device, most=_BUFFERS, fewest=_FEWEST_BUFFERS, limit_bytes=_BUFFER_BYTES
-            )
+            self._buffers = batch_buffers(nbytes, self.device)
         return self._buffers
+
+    def keep_buffers(self, buffers: Buffers) -> None:
+        """Take over what `buffers` would otherwise make; not needed if it has been made."""
+        if self._buffers is None:
+            self._buffers = buffers
+        else:
+            buffers.close()
 
     def make_ready(self, head: Head) -> None:
         """Capture what `run` needs for `head`. Best before other threads use the device, since a capture waits for all
@@ -266,6 +271,11 @@ def keep_resident(loaded: Loaded, residents: Residents) -> None:
         loaded.take_off()
         _ = loaded.arrivals
     residents.put(resident_key(loaded.key, loaded.request), loaded)
+
+
+def batch_buffers(nbytes: int, device: torch.device) -> Buffers:
+    """Host memory for a scoring job's batches of `nbytes`, pinned if `device` copies from it. The caller closes it."""
+    return pinned_buffers(nbytes, device, most=_BUFFERS, fewest=_FEWEST_BUFFERS, limit_bytes=_BUFFER_BYTES)
 
 
 def pinned_buffers(nbytes: int, device: torch.device, *, most: int, fewest: int, limit_bytes: int) -> Buffers:

@@ -1,0 +1,80 @@
+"""Host memory that a `run` command takes while its model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.planner import Loaded, Request
+from nimble_jobs.spec import ModelSpec
+from nimble_jobs.workloads import early_buffers
+from nimble_jobs.workloads.early_buffers import EarlyBuffers
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Buffers]:
+    """The memory that was taken early."""
+    taken: list[Buffers] = []
+    batch_buffers = early_buffers.batch_buffers
+
+    def noted(nbytes: int, device: torch.device) -> Buffers:
+        taken.append(batch_buffers(nbytes, device))
+        return taken[-1]
+
+    monkeypatch.setattr(early_buffers, "batch_buffers", noted)
+    return taken
+
+
+def loaded() -> Loaded:
+    model = ModelSpec(source="torchvision:resnet18")
+    request = Request(model=model, shape=(3,), dtype="float32", batch_size=2)
+    return Loaded(key="k", request=request, device=CPU, module=nn.Identity())
+
+
+def test_the_model_uses_what_was_taken_early(made: list[Buffers]) -> None:
+    """And nothing is taken twice."""
+    model = loaded()
+    with EarlyBuffers(1 << 16, CPU) as early:
+        early.give(model)
+    assert [model.buffers(1 << 16)] == made
+    model.close()
+    assert made[0].fd == -1
+
+
+def test_a_model_that_has_memory_keeps_it(made: list[Buffers]) -> None:
+    """What was taken early is released then."""
+    model = loaded()
+    own = model.buffers(1 << 16)
+    with EarlyBuffers(1 << 16, CPU) as early:
+        early.give(model)
+    assert model.buffers(1 << 16) is own
+    assert [buffers.fd for buffers in made] == [-1]
+    model.close()
+
+
+def test_memory_that_nobody_takes_is_released(made: list[Buffers]) -> None:
+    """As when the model cannot be loaded; and without a size none is taken."""
+    with pytest.raises(RuntimeError, match="no model"), EarlyBuffers(1 << 16, CPU):
+        raise RuntimeError("no model")
+    assert [buffers.fd for buffers in made] == [-1]
+    with EarlyBuffers(None, CPU) as early:
+        early.give(loaded())
+    assert len(made) == 1
+
+
+def test_memory_that_cannot_be_had_is_left_to_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes it again, and says why that fails."""
+
+    def refuse(_nbytes: int, _device: torch.device) -> Buffers:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(early_buffers, "batch_buffers", refuse)
+    model = loaded()
+    with EarlyBuffers(1 << 16, CPU) as early:
+        early.give(model)
+    assert model.buffers(1 << 16).nbytes >= 1 << 16
+    model.close()
