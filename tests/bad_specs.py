@@ -136,7 +136,7 @@ BAD_SPECS = [
             "{file}:1: a: found the anchor &a; expected no anchors or aliases",
             "{file}:1: version: missing; expected the version of this format, 1",
             "{file}:1: name: missing; expected the job's name: 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit",
-            "{file}:1: kind: missing; expected kind of job: score or finetune",
+            "{file}:1: kind: missing; expected the kind of job: score or finetune",
             "{file}:1: model: missing; expected the module to run, and its weights",
             "{file}:1: input: missing; expected the records",
             "{file}:1: output: missing; expected the folder of results, and its format",
@@ -194,7 +194,7 @@ BAD_SPECS = [
         text="version: 1\n",
         messages=(
             "{file}:1: name: missing; expected the job's name: 1 to 100 letters, digits, dots, dashes and underscores, the first a letter or digit",
-            "{file}:1: kind: missing; expected kind of job: score or finetune",
+            "{file}:1: kind: missing; expected the kind of job: score or finetune",
             "{file}:1: model: missing; expected the module to run, and its weights",
             "{file}:1: input: missing; expected the records",
             "{file}:1: output: missing; expected the folder of results, and its format",
@@ -400,12 +400,12 @@ BAD_SPECS = [
     BadSpec(
         name="output over the root folder",
         text=edit(("../out/digits-score", "/")),
-        messages=("{file}:13: output.path: is the root folder or contains it; expected a folder of its own",),
+        messages=("{file}:13: output.path: is the root folder; expected a folder of its own",),
     ),
     BadSpec(
         name="output over the folder of the spec",
         text=edit(("../out/digits-score", "..")),
-        messages=("{file}:13: output.path: is the spec's folder or contains it; expected a folder of its own",),
+        messages=("{file}:13: output.path: contains the spec's folder; expected a folder of its own",),
     ),
     BadSpec(
         name="output over the input",
@@ -415,7 +415,7 @@ BAD_SPECS = [
     BadSpec(
         name="output that holds the input",
         text=edit(("digits.npz", "scans/a.npz"), ("../out/digits-score", "scans")),
-        messages=("{file}:13: output.path: is input.source or contains it; expected a folder of its own",),
+        messages=("{file}:13: output.path: contains input.source; expected a folder of its own",),
     ),
     BadSpec(
         name="output that is a file",
@@ -595,7 +595,7 @@ BAD_SPECS = [
         name="a group without a limit",
         text=edit(("device: auto", "group: {name: gpu}")),
         messages=(
-            "{file}:15: run.group.limit: missing; expected how many of the group's jobs run at once; the job that was queued last sets it",
+            "{file}:15: run.group.limit: missing; expected the number of the group's jobs that may run at once; the newest job's value counts",
         ),
     ),
     BadSpec(
@@ -751,7 +751,7 @@ BAD_SPECS = [
     BadSpec(
         name="an output over the checkpoint",
         text=edit(("../out/digits-score", "kept"), base=FINETUNE) + "  resume: kept\n",
-        messages=("{file}:13: output.path: is train.resume or contains it; expected a folder of its own",),
+        messages=("{file}:13: output.path: is train.resume; expected a folder of its own",),
     ),
     BadSpec(
         name="a batch of one",
@@ -848,7 +848,7 @@ BAD_SPECS = [
         name="early stopping without patience",
         text=FINETUNE + "  early_stopping: {metric: loss}\n",
         messages=(
-            "{file}:18: train.early_stopping.patience: missing; expected number of measurements in a row without improvement, after which the training ends",
+            "{file}:18: train.early_stopping.patience: missing; expected the number of measurements in a row without improvement after which the training ends",
         ),
     ),
     BadSpec(
@@ -857,7 +857,7 @@ BAD_SPECS = [
         + "  early_stopping: {metric: f1, min_delta: -1}\n  checkpoint: {best: f1}\n  validation: {every_epochs: 0}\n",
         messages=(
             "{file}:18: train.early_stopping.metric: found 'f1'; expected loss, accuracy, val_loss, val_accuracy or val_f1",
-            "{file}:18: train.early_stopping.patience: missing; expected number of measurements in a row without improvement, after which the training ends",
+            "{file}:18: train.early_stopping.patience: missing; expected the number of measurements in a row without improvement after which the training ends",
             "{file}:18: train.early_stopping.min_delta: found -1; expected at least 0",
             "{file}:19: train.checkpoint.best: found 'f1'; expected loss, accuracy, val_loss, val_accuracy or val_f1",
             "{file}:20: train.validation.source: missing; expected a file, a folder or a glob",

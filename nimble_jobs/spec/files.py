@@ -17,7 +17,7 @@ from nimble_jobs.spec.findings import Finding
 from nimble_jobs.spec.formats import SUFFIXES, InputFormat
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import CHECKPOINT, WEIGHTS_SUFFIXES, Source, is_file_of_weights, parse_source
-from nimble_jobs.spec.places import about_home, holds
+from nimble_jobs.spec.places import about_home, holds, is_or_contains
 from nimble_jobs.spec.units import show
 
 Known = Callable[[Iterable[str]], bool]
@@ -156,11 +156,11 @@ def _output(output: Path, kept: dict[str, str], base: Path) -> Iterator[Finding]
     }
     for name, place in places.items():
         if holds(output, place):
-            yield Finding("output.path", f"is {name} or contains it", "a folder of its own")
+            yield Finding("output.path", f"{is_or_contains(output, place)} {name}", "a folder of its own")
             return
     for field, path in kept.items():
         if holds(output, _fixed_part(path)):
-            yield Finding("output.path", f"is {field} or contains it", "a folder of its own")
+            yield Finding("output.path", f"{is_or_contains(output, path)} {field}", "a folder of its own")
         elif field.endswith("source") and holds(path, output):
             yield Finding("output.path", f"lies inside {field}", "a folder of its own")
 

@@ -68,7 +68,7 @@ class ModelSpec(Frozen):
     """The module to run, and its weights."""
 
     source: Annotated[str, based(lambda text, base: str(paths.parse_source(text, base)))] = Field(
-        description=f"Source of the module: {paths.SOURCE_EXPECTED}.", examples=["torchvision:resnet18"]
+        description=f"The source of the module: {paths.SOURCE_EXPECTED}.", examples=["torchvision:resnet18"]
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments for the model's constructor.")
     weights: Annotated[str, based(paths.weights)] | None = Field(
@@ -156,7 +156,7 @@ class InputSpec(Frozen):
         description="A file, a folder or a glob; with cron, templates such as {{ tick:%Y-%m-%d }}.",
         examples=["digits.npz"],
     )
-    format: InputFormat = Field(description=f"Format of the records: {either(INPUTS)}.", examples=["npz"])
+    format: InputFormat = Field(description=f"The format of the records: {either(INPUTS)}.", examples=["npz"])
     fields: FieldsSpec = Field(default=FieldsSpec(), description="Names of the arrays or columns to read.")
     batch_size: int = Field(default=32, ge=1, le=65_536, description="Records in one call of the model.")
     transform: TransformSpec = Field(default=TransformSpec(), description="How each record is prepared for the model.")
@@ -245,7 +245,7 @@ class GroupSpec(Frozen):
     limit: int = Field(
         ge=1,
         le=10_000,
-        description="How many of the group's jobs run at once; the job that was queued last sets it.",
+        description="The number of the group's jobs that may run at once; the newest job's value counts.",
         examples=[1],
     )
 
@@ -310,7 +310,7 @@ class JobSpec(Frozen):
         description="The version of this format, 1.", examples=[1]
     )
     name: Name = Field(description=f"The job's name: {NAME_EXPECTED}.", examples=["digits-score"])
-    kind: Literal["score", "finetune"] = Field(description="Kind of job: score or finetune.", examples=["score"])
+    kind: Literal["score", "finetune"] = Field(description="The kind of job: score or finetune.", examples=["score"])
     model: ModelSpec = Field(description="The module to run, and its weights.")
     input: InputSpec = Field(description="The records.")
     schedule: ScheduleSpec = Field(default=ScheduleSpec(), description="How the model's schedule is found and built.")

@@ -18,12 +18,17 @@ def holds(folder: str | Path, path: str | Path) -> bool:
     return identity is not None and identity in _around(real)
 
 
+def is_or_contains(folder: str | Path, path: str | Path) -> str:
+    """In words, how a folder that holds `path` lies to it."""
+    return "is" if holds(path, folder) else "contains"
+
+
 def about_home(output: Path, home: Path) -> str | None:
     """The problem if an output folder is the state folder, lies in it or contains it; else None."""
     real, real_home = Path(os.path.realpath(output)), Path(os.path.realpath(home))
     identity = _identity(real)
     if real_home.is_relative_to(real) or (identity is not None and identity in _around(real_home)):
-        return f"is the state folder {home} or contains it"
+        return f"{is_or_contains(real, real_home)} the state folder {home}"
     if real.is_relative_to(real_home):
         return f"lies in the state folder {home}"
     around = _around(real)

@@ -155,7 +155,7 @@ class EarlyStoppingSpec(Frozen):
     metric: Metric = Field(default="val_loss", description="The metric that must improve.")
     patience: int = Field(
         ge=1,
-        description="Number of measurements in a row without improvement, after which the training ends.",
+        description="The number of measurements in a row without improvement after which the training ends.",
         examples=[3],
     )
     min_delta: float = Field(
