@@ -101,8 +101,8 @@ def ls(
 ) -> None:
     """List jobs, the newest first.
 
-    A terminal shows a hundred, unless --limit says otherwise. Filters name keys of the JSON rows, or are since=7d,
-    since=2026-01-31, until=… or text=WORDS, which searches names and errors.
+    A terminal shows a hundred, unless --limit says otherwise. --filter knows every key of the JSON rows, and also
+    since=7d, since=2026-01-31, until=… and text=WORDS, which searches names and errors.
     """
     table = output.on_terminal() and not (json or quiet)
     shown = TABLE_ROWS if table and limit is None else limit

@@ -164,7 +164,17 @@ def _run(args: list[str], stdout: streams.Watched) -> int:
 @functools.cache
 def _command() -> Any:
     """All commands. Typer reads the signature of each anew, which takes longer than most commands."""
-    return typer.main.get_command(app)
+    command = typer.main.get_command(app)
+    _keep_sentences(command)
+    return command
+
+
+def _keep_sentences(group: Any) -> None:
+    """Let lists of commands show each first sentence whole. Typer cuts off what does not fit on the line."""
+    for command in getattr(group, "commands", {}).values():
+        words = " ".join((command.help or "").partition("\n\n")[0].split())
+        command.short_help = words.partition(". ")[0].removesuffix(".") + "."
+        _keep_sentences(command)
 
 
 def _global_options_first(args: list[str]) -> list[str]:

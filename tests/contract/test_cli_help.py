@@ -77,6 +77,16 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str], args: lis
         assert f"\n  {command} " in out
 
 
+def test_lists_of_commands_end_their_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command in a list has its whole first sentence, on more than one line if it is long."""
+    for path in [[], *([group] for group in ("worker", "cron", "cache", "seen", "config", "notifications", "bench"))]:
+        assert main.main([*path, "--help"]) == 0
+        listed = capsys.readouterr().out.partition("\nCommands:\n")[2]
+        rows = re.split(r"\n  (?=\S)", listed.rstrip())
+        assert len(rows) > 1
+        assert [row for row in rows if not row.endswith(".") or row.endswith("...")] == []
+
+
 def test_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--version` prints the version."""
     assert Cli(tmp_path, capsys)("--version").out == f"nimble-jobs {__version__}\n"
