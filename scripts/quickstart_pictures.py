@@ -35,7 +35,7 @@ def sheet(rows: list[dict[str, Any]], images: dict[str, np.ndarray], path: Path)
         axis.set_xlabel(f"{row['id']}, {row['probability']:.0%} sure", fontsize=7)
         axis.set(xticks=[], yticks=[])
     count = f"{len(shown)} of {len(rows)}" if len(shown) < len(rows) else f"{len(rows)}"
-    figure.suptitle(f"Read wrongly: {count} held-out scans, the surest first")
+    figure.suptitle(f"Read wrongly: {count} held-out scans, the most confident first")
     figure.savefig(path, format="png", dpi=120)
     return figure
 

@@ -105,7 +105,7 @@ def vouch(home: Path, known: str | None) -> None:
     try:
         current = identity(home)
     except StoreError as e:
-        raise StoreTrouble(f"{e}; waiting for a complete one") from e
+        raise StoreTrouble(f"{e}; waiting until it is mended") from e
     if current is None:
         raise StoreGone(f"{home}: the state folder is gone, or has no {MARKER}; put it back to continue")
     if known is not None and current != known:

@@ -26,7 +26,7 @@ from nimble_jobs.spec.model import OnlyNewSpec
 from nimble_jobs.store import Wait
 from nimble_jobs.workloads.bad_records import enforce_threshold
 from nimble_jobs.workloads.context import JobContext, Outcome
-from nimble_jobs.workloads.waiting import go_on, told_once
+from nimble_jobs.workloads.waiting import go_on, told_once, who
 
 _NAMED = 3  # files in a message
 _ASK_EVERY = 1000  # files between two questions whether the job should stop
@@ -246,7 +246,8 @@ def _watched(context: JobContext, files: Iterable[InputFile]) -> Iterator[InputF
 
 
 def _tell(context: JobContext, wait: Wait) -> None:
-    context.event("wait", f"process {wait.pid} is listing the input of another job with this name", {})
+    text = f"{who(wait)} is listing the input of another job with this name; this job waits until it has finished"
+    context.event("wait", text, {})
 
 
 def _lock_key(name: str) -> str:

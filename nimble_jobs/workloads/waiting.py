@@ -14,11 +14,16 @@ def waiting(context: JobContext) -> Waiting:
     """For a wait for a schedule: records on the job which process builds it. Raises Stopped when the job is to end."""
 
     def tell(wait: Wait) -> None:
-        who = f"process {wait.pid}" if wait.pid else "another process"
-        context.event("wait", f"{who} is building this schedule; the job waits for at most {wait.limit_s:.0f} s", {})
+        text = f"{who(wait)} is building this schedule; the job waits for at most {wait.limit_s:.0f} s"
+        context.event("wait", text, {})
         context.report(phase="wait")
 
     return told_once(context, tell)
+
+
+def who(wait: Wait) -> str:
+    """Who is waited for, in words."""
+    return f"process {wait.pid}" if wait.pid else "another process"
 
 
 def told_once(context: JobContext, tell: Callable[[Wait], None]) -> Waiting:

@@ -191,7 +191,8 @@ def test_a_job_waits_while_another_one_lists(inbox: Inbox) -> None:
         assert inbox.work().state is JobState.SUCCEEDED
     assert waited.state is JobState.CANCELLED
     (event,) = [e for e in inbox.store.jobs.events(waited.id) if e.kind == "wait"]
-    assert event.message == f"process {os.getpid()} is listing the input of another job with this name"
+    text = "is listing the input of another job with this name; this job waits until it has finished"
+    assert event.message == f"process {os.getpid()} {text}"
     assert inbox.job().state is JobState.SUCCEEDED
 
 

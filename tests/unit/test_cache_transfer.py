@@ -331,7 +331,7 @@ def _twice(held: dict[str, bytes], manifest: Any) -> None:
         (_parts, "its key does not match its parts"),
         (_missing, "is missing"),
         (_stray, r"'\.\./\.\./evil' is not in the manifest"),
-        (_no_artifact, "the file does not hold exactly the artifacts that it needs"),
+        (_no_artifact, "its artifacts in the file are not those that it needs"),
         (_plan, "order"),
         (_spaces, "its JSON is not in the canonical form"),
         (_not_json, "schedule "),

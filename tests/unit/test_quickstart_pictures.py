@@ -17,7 +17,7 @@ SCRIPT = load("quickstart_pictures")
 
 @pytest.mark.parametrize(("count", "shown"), [(1, 1), (9, 9), (50, 40)])
 def test_each_wrong_scan_stands_beside_both_digits(tmp_path: Path, count: int, shown: int) -> None:
-    """The surest mistakes come first; a sheet holds forty, and says how many there are."""
+    """The most confident mistakes come first; a sheet holds forty, and says how many there are."""
     rows = [{"id": f"s{i}", "label": 3, "top1": 5, "probability": 0.5 + i / 100} for i in range(count)]
     images = {row["id"]: np.full((8, 8), 7, dtype=np.uint8) for row in rows}
     figure = SCRIPT.sheet(rows, images, tmp_path / "wrong.png")

@@ -122,7 +122,7 @@ def _checked(bundle: Bundle, bundled: Bundled, here: list[dict[str, str]]) -> Sc
     if schedule.key != bundled.key:
         raise _Refused(f"its JSON belongs to schedule {schedule.key[:12]}")
     if needed != set(bundled.artifacts):
-        raise _Refused("the file does not hold exactly the artifacts that it needs")
+        raise _Refused("its artifacts in the file are not those that it needs")
     for ref in bundled.artifacts:
         bundle.artifact(ref)
     return schedule

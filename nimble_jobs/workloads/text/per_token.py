@@ -38,7 +38,7 @@ def per_token(loaded: Loaded, setup: TextSetup, fields: tuple[str, ...]) -> froz
         if axes not in ([], [1]):
             raise ModelError(
                 f"output.fields: {name} has the shape {list(long[name])} for one text of {longer} tokens; expected "
-                "outputs whose size depends on the number of tokens in their second axis only"
+                "no axis but the second to depend on the number of tokens"
             )
         if axes:
             found.add(name)

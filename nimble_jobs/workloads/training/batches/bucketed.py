@@ -122,7 +122,7 @@ class TextBatches:
         self._epochs, self._device = epochs, device
         self._pins = able(device).asynchronous
         self._pack = Meter("pack")
-        self._step = Meter("step", unit="host")
+        self._step = Meter("step")
         self._pack.limit = _AHEAD
         self._prepared = ahead(self._made(epoch, batch), _AHEAD, name="nimble-texts")
 

@@ -68,7 +68,7 @@ class Meters:
         self.read = Meter("read" if decodes else "read and decode")
         self.decode = Meter("decode")
         self.prepare = Meter("upload" if on_device and not decodes else "augment")
-        self.steps = Meter("step", unit="device" if on_device else "host")
+        self.steps = Meter("step", unit="device" if on_device else "thread")
         self._meters = [self.read, *([self.decode] if decodes else []), self.prepare, self.steps]
 
     def summary(self) -> dict[str, Any]:
