@@ -213,6 +213,7 @@ class Schedule:
     runs: str = "schedule"  # schedule | eager: what was measured to be faster here, and is used
     noise: float | None = None  # share of the two times within which they count as equal; None: not timed in turns
     stages: tuple[tuple[str, float], ...] = ()  # of the search, each with its seconds
+    taken_from: tuple[str, str] | None = None  # the sibling whose choice this took over: key, and its batch in words
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces, the same text for equal values."""
@@ -262,6 +263,7 @@ class Schedule:
                     "compiled": tuple(CompiledKernel(**{**k, "grid": tuple(k["grid"])}) for k in raw["compiled"]),
                     "candidates": tuple(Candidate(**c) for c in raw["candidates"]),
                     "stages": tuple((name, seconds) for name, seconds in raw["stages"]),
+                    "taken_from": tuple(raw["taken_from"]) if raw.get("taken_from") else None,
                 }
             )
         except (KeyError, TypeError, IndexError, AttributeError) as e:

@@ -54,6 +54,9 @@ def _head(answer: dict[str, Any]) -> list[tuple[str, str]]:
         ("first run", _first_run(answer.get("first_run") or {})),
         ("speed", figures.speedup(answer)),
     ]
+    if answer.get("taken_from"):
+        taken = answer["taken_from"]
+        lines.append(("choice", f"taken over from that of {taken['batch']} ({taken['key'][:12]}); see Candidates"))
     if "graph" in answer:
         folded = f", {answer['folded']:,} normalisations folded" if answer["folded"] else ""
         merged = f", {answer['merged']:,} linear layers merged" if answer["merged"] else ""

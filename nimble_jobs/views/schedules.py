@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nimble_jobs.argument_paths import PART
+from nimble_jobs.families import bucket_of, family_of
 from nimble_jobs.views import figures
 from nimble_jobs.views.figures import Row
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from nimble_jobs.schedule import Schedule
     from nimble_jobs.store import ScheduleEntry, Store
     from nimble_jobs.store.records import ArtifactRef
-
-_MASK = PART + "attention_mask"
 
 
 def rows_of(store: Store, entries: Sequence[ScheduleEntry]) -> list[Row]:
@@ -51,21 +48,6 @@ def rows_of(store: Store, entries: Sequence[ScheduleEntry]) -> list[Row]:
         }
         for entry in entries
     ]
-
-
-def bucket_of(parts: Mapping[str, str]) -> int | None:
-    """The tokens of a row of a batch of texts; None for other inputs."""
-    kind, _, rest = parts.get(_MASK, "").partition("[")
-    length = rest.partition("]")[0]
-    return int(length) if kind == "mask_right" and length.isdecimal() else None
-
-
-def family_of(parts: Mapping[str, str]) -> str | None:
-    """What schedules of the same model have in common that differ in their bucket of texts only; None for others."""
-    if bucket_of(parts) is None:
-        return None
-    common = sorted((name, text) for name, text in parts.items() if name != "input" and not name.startswith(PART))
-    return hashlib.sha256(repr(common).encode()).hexdigest()[:12]
 
 
 def grouped(rows: Sequence[Row]) -> list[Row]:

@@ -41,6 +41,11 @@ class Asked:
         """The one that most records are for."""
         return 0 if self.texts is None else int(np.argmax(self.texts.shares))
 
+    @property
+    def in_turn(self) -> list[int]:
+        """Which to build first, and so on."""
+        return [0] if self.texts is None else self.texts.in_turn
+
 
 def asked(
     spec: JobSpec, allowed_python: tuple[Path, ...] = (), memory_bytes: int | None = None
@@ -86,7 +91,7 @@ def build(
     told: Told = lambda _: None,
 ) -> Iterator[Ahead]:
     """Build the schedule for one batch size after the other; without `batch_sizes`, for the spec's own. For texts,
-    build those of all buckets.
+    build those of all buckets, that with most batches first.
 
     `told` hears what is going on. Raises UsageError for batch sizes of texts.
     """
@@ -102,7 +107,8 @@ def build(
         yield from training.build(spec, store=store, batch_sizes=batch_sizes, allowed_python=allowed_python, told=told)
         return
     wanted = asked_each(spec, store=store, allowed_python=allowed_python, memory_bytes=memory_bytes)
-    requests = [replace(wanted.requests[0], batch_size=size) for size in batch_sizes] or wanted.requests
+    requests = [replace(wanted.requests[0], batch_size=size) for size in batch_sizes]
+    requests = requests or [wanted.requests[number] for number in wanted.in_turn]
     for number, request in enumerate(requests):
         before = f"bucket {number + 1} of {len(requests)}: " if wanted.texts is not None else ""
         yield build_ahead(request, device=wanted.device, store=store, told=_prefixed(told, before))

@@ -49,10 +49,13 @@ def explain(
             answer["buckets"] = buckets
     else:
         wanted = asked_each(spec, store=store, allowed_python=allowed_python, memory_bytes=memory_bytes)
-        found_all = [
-            planner.explain_schedule(request, device=wanted.device, store=store, build=build, told=told)
-            for request in wanted.requests
-        ]
+        each = {
+            number: planner.explain_schedule(
+                wanted.requests[number], device=wanted.device, store=store, build=build, told=told
+            )
+            for number in wanted.in_turn
+        }
+        found_all = [each[number] for number in range(len(each))]
         answer, schedule = found_all[wanted.main]
         answer["first_run"] = forecast(spec, wanted.requests[wanted.main], wanted.device, answer, store)
         if wanted.texts is not None:

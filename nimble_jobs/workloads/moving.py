@@ -23,6 +23,7 @@ from nimble_jobs.planner.jobs.building import capture_quickly
 from nimble_jobs.planner.jobs.first_run import expected, idle_cores, kernels_and_call_s
 from nimble_jobs.planner.jobs.improve import build_now
 from nimble_jobs.planner.jobs.prepared import FirstRun
+from nimble_jobs.planner.lookup.siblings import choice_words
 from nimble_jobs.planner.search.contest import faster_in_eager
 from nimble_jobs.plural import count
 from nimble_jobs.spec.units import format_duration
@@ -306,7 +307,8 @@ def _moved(context: JobContext, prepared: Prepared, at: At) -> Prepared:
     )
     after, key = found.loaded.schedule, found.loaded.key
     if found.progress is Progress.MOVED and after is not None:
-        gain = f"{was}, {after.replay_us / 1e3:.4g} ms now, measured while it ran{faster_in_eager(after)}"
+        gain = f"{was}, {after.replay_us / 1e3:.4g} ms now, measured while it ran"
+        gain += choice_words(after) + faster_in_eager(after)
         message = f"moved to {key[:12]} before record {at.record:,}: {gain}"
         context.event("schedule", message, {"key": key, "record": at.record})
         if run is not None:

@@ -15,6 +15,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.job import Hit
 from nimble_jobs.models import permission, random_weights
 from nimble_jobs.planner import Loaded, Prepared, Request, Siblings, leave, prepare
+from nimble_jobs.planner.lookup.siblings import choice_words
 from nimble_jobs.planner.module.limits import Limits, find_limits
 from nimble_jobs.planner.search.contest import faster_in_eager
 from nimble_jobs.spec import JobSpec, ModelSpec
@@ -172,22 +173,7 @@ def _ready(attempt: _Attempt, early: EarlyBuffers) -> tuple[Scoring, Feed, text.
             noted=staging.noted(),
         )
         context.patience.through(lambda: staging.note(plan.to_json()))
-    lanes: list[Lane] = []
-    siblings = Siblings() if plan is not None else None
-    for number, request in enumerate(plan.requests if plan is not None else (attempt.request(),)):
-        prepared = prepare(
-            request,
-            device=attempt.device,
-            store=context.store,
-            residents=context.residents,
-            report=context.report,
-            waiting=waiting(context),
-            builders=context.builders,
-            siblings=siblings,
-        )
-        if siblings is not None and prepared.loaded.siblings is not None:  # those of an earlier job, if any are left
-            siblings = prepared.loaded.siblings
-        lanes.append(Lane(prepared=prepared, share=plan.shares[number] if plan is not None else 1.0))
+    lanes = _lanes(attempt, plan)
     tell_weights(context, context.spec.model)
     decodes.tell(context, attempt.decode, attempt.why_not)
     for number, lane in enumerate(lanes):
@@ -207,6 +193,29 @@ def _ready(attempt: _Attempt, early: EarlyBuffers) -> tuple[Scoring, Feed, text.
     ends = Ends(per_token=ragged, answers=attempt.answers)
     scoring = Scoring(context, staging, feed, lanes, shards=shards, tally=tally, stages=stages, ends=ends)
     return scoring, feed, plan
+
+
+def _lanes(attempt: _Attempt, plan: text.TextPlan | None) -> list[Lane]:
+    """The model, ready; for texts once for each bucket, in their order. Raises Stopped."""
+    context = attempt.context
+    requests = plan.requests if plan is not None else (attempt.request(),)
+    siblings = Siblings() if plan is not None else None
+    lanes: dict[int, Lane] = {}
+    for number in plan.in_turn if plan is not None else [0]:
+        prepared = prepare(
+            requests[number],
+            device=attempt.device,
+            store=context.store,
+            residents=context.residents,
+            report=context.report,
+            waiting=waiting(context),
+            builders=context.builders,
+            siblings=siblings,
+        )
+        if siblings is not None and prepared.loaded.siblings is not None:  # those of an earlier job, if any are left
+            siblings = prepared.loaded.siblings
+        lanes[number] = Lane(prepared=prepared, share=plan.shares[number] if plan is not None else 1.0)
+    return [lanes[number] for number in range(len(requests))]
 
 
 def _record_feed(
@@ -314,12 +323,13 @@ def tell(context: JobContext, prepared: Prepared, what: str = "") -> None:
         context.event("fallback", f"{what}runs in eager: {loaded.fallback}", {"key": loaded.key})
         return
     reason = f" ({prepared.miss_reason})" if prepared.miss_reason else ""
+    how = choice_words(loaded.schedule) + faster_in_eager(loaded.schedule)
     spared = f"; {loaded.spared}" if loaded.spared is not None else ""
     built = prepared.hit is Hit.MISS and prepared.progress is None
     took = f"loading took {prepared.load_s:.3f} s" + (f", building {prepared.build_s:.3f} s" if built else "")
     context.event(
         "schedule",
-        f"{what}{prepared.hit.value} {loaded.key[:12]}{reason}: {took}{faster_in_eager(loaded.schedule)}{spared}",
+        f"{what}{prepared.hit.value} {loaded.key[:12]}{reason}: {took}{how}{spared}",
         {"key": loaded.key, "hit": prepared.hit.value},
     )
 

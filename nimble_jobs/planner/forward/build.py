@@ -21,14 +21,16 @@ from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.state import RandomStates
 from nimble_jobs.errors import CannotRecord, CheckFailed, NimbleError, first_line
 from nimble_jobs.planner.forward.calls import example_of, observe_calls, random_like, takes, time_calls
+from nimble_jobs.planner.forward.restore import source_of
 from nimble_jobs.planner.forward.target import Example, ForwardTarget
 from nimble_jobs.planner.keys.options import BuildOptions, options_of
 from nimble_jobs.planner.keys.request import Request, tolerance_of
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.lookup.obtain import Fresh
+from nimble_jobs.planner.lookup.siblings import Precedent
 from nimble_jobs.planner.lookup.stored import Storable
 from nimble_jobs.planner.module.limits import numbers_for
-from nimble_jobs.planner.search.candidate import Found
+from nimble_jobs.planner.search.candidate import Found, left_out
 from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
 from nimble_jobs.planner.search.in_flight import InFlight
 from nimble_jobs.planner.search.search import Search
@@ -39,6 +41,7 @@ from nimble_jobs.schedule import Schedule
 T = TypeVar("T")
 
 _RATES = 3  # of replays in flight, held against eager
+_BUDGET_S = min(0.1, measure.BUDGET_S)  # for a figure of a candidate that has no rival but eager
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +81,9 @@ def build_schedule(
     device: torch.device,
     *,
     told: Callable[[str], None] = lambda _: None,
+    precedent: Precedent | None = None,
 ) -> Built:
-    """`build_best` for what a job asks for."""
+    """`build_best` for what a job asks for. `precedent` is a sibling whose choice is taken over, if it holds here."""
     example = example_of(request, module, device)
     options = replace(
         options_of(request.schedule),
@@ -88,7 +92,7 @@ def build_schedule(
         tolerance=tolerance_of(request),
         memory_bytes=memory_left(request, module),
     )
-    return build_best(module, {"x": example}, key, options, device, told=told)
+    return build_best(module, {"x": example}, key, options, device, told=told, precedent=precedent)
 
 
 def fresh(built: Built, parts: Mapping[str, str], value: T, *, meaning: str = "") -> Fresh[T]:
@@ -115,6 +119,7 @@ def build_best(
     observed: Observed | None = None,
     eager_us: float | None = None,
     told: Callable[[str], None] = lambda _: None,
+    precedent: Precedent | None = None,
 ) -> Built:
     """The fastest schedule found for a module that lies on `device`, captured.
 
@@ -123,7 +128,8 @@ def build_best(
     takes the module's place. With `keep_integers` checks use the integers of `inputs`, in another
     order, instead of random ones. The module's tensors and the random states are left as they were. `observed`, where
     given, is what `observe_calls` found before, and `eager_us` what a call in eager takes. `told` is called with the
-    name of each candidate as it is begun. Raises CannotRecord if the module does what no schedule can hold,
+    name of each candidate as it is begun. With a `precedent`, what was chosen there is all that is tried, unless it
+    fails here, or only here loses to eager. Raises CannotRecord if the module does what no schedule can hold,
     EngineError if it cannot be captured, OutOfMemory.
     """
     start, states = time.perf_counter(), RandomStates(device)
@@ -140,11 +146,13 @@ def build_best(
             if keep_integers and not takes(module, example, observed):
                 example, integers = dict(inputs), dict(inputs)
             if eager_us is None:
-                eager_us = time_calls(lambda: module(*example.values()), device, observed)
+                budget_s = measure.BUDGET_S if precedent is None else _BUDGET_S
+                eager_us = time_calls(lambda: module(*example.values()), device, observed, budget_s=budget_s)
             given = inputs if keep_integers else {}
             shown = Example(inputs=example, batch=batch, below=below, integers=integers, given=given)
             target = ForwardTarget(module, shown, options, device, tolerance=tolerance, observed=observed)
-            return _Build(target, options, key=key, eager_us=eager_us, start=start, told=told).run()
+            build = _Build(target, options, key=key, eager_us=eager_us, start=start, told=told)
+            return build.run(precedent)
         finally:
             observed.put_back()
             states.put_back()
@@ -181,14 +189,13 @@ class _Build:
         self._start = start
         self._told = told
         self._search = Search(target, options, told=told)
+        self._precedent: Precedent | None = None  # whose choice was taken over
 
-    def run(self) -> Built:
+    def run(self, precedent: Precedent | None) -> Built:
         """Search, choose between the winner and eager, and capture the choice."""
-        target, search, options = self._target, self._search, self._options
+        target, options = self._target, self._options
         try:
-            found = search.run(only_first=options.quick)
-            found = self._in_flight(found)
-            contest = self._against_eager(found) if found.failure is None else None
+            found, contest = (self._taken_over(precedent) if precedent is not None else None) or self._searched()
             stays_eager = contest is not None and contest.eager_wins
             target.use(AS_GIVEN if stays_eager else found.source)
         except BaseException:
@@ -199,7 +206,7 @@ class _Build:
         devices.release_free_memory(target.device)  # what the other candidates left behind
         if options.fold and not stays_eager:  # with `fold` nobody else has the weights
             compact(target.module, target.device)
-        with search.clock.time("capture"):
+        with self._search.clock.time("capture"):
             instances = () if stays_eager else target.capture_several(found.only, found.in_flight)
         error, failure = found.error, found.failure
         for instance in instances if failure is None else ():
@@ -209,9 +216,38 @@ class _Build:
         devices.clear_workspaces(target.device)  # of the calls in eager
         return self._built(found, instances, contest, error, failure)
 
-    def _in_flight(self, found: Found) -> Found:
+    def _searched(self) -> tuple[Found, Contest | None]:
+        """The best of all candidates, and how it did against eager."""
+        found = self._search.run(only_first=self._options.quick)
+        found = self._in_flight(found, self._options)
+        return found, self._against_eager(found) if found.failure is None else None
+
+    def _taken_over(self, precedent: Precedent) -> tuple[Found, Contest | None] | None:
+        """The candidate that was chosen for a sibling, and how it did against eager. None if it fails here, or if only
+        here eager is faster; then a row of the next search says so.
+        """
+        schedule, target = precedent.schedule, self._target
+        target.budget_s = _BUDGET_S
+        found = self._search.run_one(source_of(schedule), schedule.plan.streams)
+        if found is not None:
+            if schedule.in_flight > 1:
+                found = self._in_flight(found, replace(self._options, in_flight=schedule.in_flight))
+            contest = self._against_eager(found)
+            if contest is None or not contest.eager_wins or schedule.runs == "eager":
+                self._precedent = precedent
+                return found, contest
+            target.use(AS_GIVEN)
+        target.budget_s = measure.BUDGET_S
+        name, before = f"as for {precedent.words}", self._search
+        rows = [c for c in before.candidates if c.reason]
+        reason = f"{rows[-1].name}: {rows[-1].reason}" if rows else "slower than eager"
+        self._search = Search(target, self._options, told=self._told)
+        self._search.candidates.append(left_out(name, f"not taken over: {reason}"))
+        return None
+
+    def _in_flight(self, found: Found, options: BuildOptions) -> Found:
         """How many replays to keep in flight, and of which candidate, if records a second are what counts."""
-        options, target = self._options, self._target
+        target = self._target
         wanted = options.purpose == "throughput" and not options.quick and found.failure is None
         if not wanted or not devices.able(target.device).streams:
             return found
@@ -277,12 +313,14 @@ class _Build:
                 contest=contest,
                 failure=failure,
                 many=self._options.purpose == "throughput",
+                precedent=self._precedent,
             ),
             tolerance=target.tolerance,
             error=error,
             device=target.device,
             build_s=time.perf_counter() - self._start,
             stages=self._search.clock.stages,
+            precedent=self._precedent,
             memories={Role.FORWARD: nbytes},
         )
         stored = summary.storable(Role.FORWARD, {}, self._key, eager_us=eager_us, failure=failure)

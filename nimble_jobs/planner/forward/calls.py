@@ -53,13 +53,15 @@ def takes(module: nn.Module, inputs: Mapping[str, torch.Tensor], observed: Obser
     return True
 
 
-def time_calls(call: Callable[[], object], device: torch.device, observed: Observed) -> float:
+def time_calls(
+    call: Callable[[], object], device: torch.device, observed: Observed, *, budget_s: float = measure.BUDGET_S
+) -> float:
     """`measure.time_us` of a call that may change the module: then each sample is one call from the same state."""
     with torch.no_grad():
         try:
             if observed.changing:
-                return measure.time_us(call, device, before=observed.put_back, most=1)
-            return measure.time_us(call, device)
+                return measure.time_us(call, device, budget_s=budget_s, before=observed.put_back, most=1)
+            return measure.time_us(call, device, budget_s=budget_s)
         finally:
             observed.put_back()
 

@@ -93,6 +93,7 @@ class ForwardTarget:
         self.variants = Variants(module)
         self.module = module  # whose weights programs read: the given one, or a copy with some folded or merged
         self.eager = module
+        self.budget_s = _BRIEFLY_S if options.quick else measure.BUDGET_S  # of one figure
         self._options = options
         self._samples: Samples | None = None
         limit = options.memory_bytes
@@ -159,9 +160,7 @@ class ForwardTarget:
 
     def time_us(self, instance: Instance, ports: tuple[Port, ...]) -> float:
         """The time of a replay, over several random inputs."""
-        turns = self.turns() | {"before": lambda: self.fill(instance, ports)}
-        if self._options.quick:
-            turns["budget_s"] = _BRIEFLY_S
+        turns = self.turns() | {"before": lambda: self.fill(instance, ports), "budget_s": self.budget_s}
         return measure.time_us(instance.replay, self.device, **turns)
 
     def turns(self) -> dict[str, Any]:

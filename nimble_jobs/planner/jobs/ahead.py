@@ -205,6 +205,7 @@ def explained(found: Answer) -> dict[str, Any]:
 
 
 def _of_schedule(schedule: Schedule) -> dict[str, Any]:
+    taken = schedule.taken_from
     return {
         "device": schedule.device,
         "kernels": schedule.kernels,
@@ -216,6 +217,7 @@ def _of_schedule(schedule: Schedule) -> dict[str, Any]:
         "eager_us": schedule.eager_us,
         "noise": schedule.noise,
         "runs": schedule.runs,
+        "taken_from": taken and {"key": taken[0], "batch": taken[1]},
         "error": schedule.error,
         "tolerance": schedule.tolerance,
         "graph": asdict(schedule.facts),

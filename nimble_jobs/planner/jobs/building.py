@@ -19,18 +19,24 @@ from nimble_jobs.planner.jobs.loaded import Loaded, Report, build_module
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import Request, tolerance_of
 from nimble_jobs.planner.lookup.obtain import Fresh, check_unchanged
+from nimble_jobs.planner.lookup.siblings import precedent_of
 from nimble_jobs.planner.lookup.stored import Refused
+from nimble_jobs.store import Store
 
 
-def build_new(loaded: Loaded, parts: Mapping[str, str], report: Report) -> Fresh[Loaded] | Refused:
-    """Search for the fastest schedule of a loaded model. Raises OutOfMemory, DeviceFault."""
+def build_new(loaded: Loaded, parts: Mapping[str, str], store: Store, report: Report) -> Fresh[Loaded] | Refused:
+    """Search for the fastest schedule of a loaded model, or take over the choice of a sibling in the store.
+
+    Raises OutOfMemory, DeviceFault, StoreError.
+    """
     report(phase="build")
+    precedent = precedent_of(parts, store)
 
     def told(candidate: str) -> None:
         report(phase="build", schedule={"trying": candidate})
 
     try:
-        built = build_schedule(loaded.module, loaded.request, loaded.key, loaded.device, told=told)
+        built = build_schedule(loaded.module, loaded.request, loaded.key, loaded.device, told=told, precedent=precedent)
     except EngineError as e:
         fallback = explain(loaded, e)
         return Refused(reason=fallback, fallback=fallback)
@@ -40,14 +46,14 @@ def build_new(loaded: Loaded, parts: Mapping[str, str], report: Report) -> Fresh
     return fresh(built, parts, loaded, meaning="the schedule is quarantined: ")
 
 
-def build_apart(loaded: Loaded, parts: Mapping[str, str], report: Report) -> Fresh[Loaded] | Refused:
+def build_apart(loaded: Loaded, parts: Mapping[str, str], store: Store, report: Report) -> Fresh[Loaded] | Refused:
     """`build_new` over weights of its own, because a build may move them. The schedule must then be loaded
-    from the store then. Raises as `build_new` does.
+    from the store. Raises as `build_new` does.
     """
     module = build_module(loaded.request, loaded.device)
     spare = Loaded(key=loaded.key, request=loaded.request, device=loaded.device, module=module)
     try:
-        made = build_new(spare, parts, report)
+        made = build_new(spare, parts, store, report)
         loaded.fallback, loaded.unschedulable = spare.fallback, spare.unschedulable
     finally:
         spare.close()

@@ -88,7 +88,7 @@ def build_now(
     obtain(
         spare.key,
         lambda: Taken(value=spare) if store.schedules.ready(spare.key) else Miss(reason="", counts=False),
-        lambda: build_new(spare, parts, report),
+        lambda: build_new(spare, parts, store, report),
         store=store,
         check_code=lambda: check_code(request, parts),
         waiting=waiting,

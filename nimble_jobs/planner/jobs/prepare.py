@@ -139,7 +139,7 @@ def _give_schedule(
     found = obtain(
         loaded.key,
         lambda: take_stored(loaded, store, residents, report, if_it_pays=asked.progressive == "auto"),
-        lambda: (build_new if loaded.siblings is None else build_apart)(loaded, parts, report),
+        lambda: (build_new if loaded.siblings is None else build_apart)(loaded, parts, store, report),
         store=store,
         on_miss=on_miss,
         check_code=lambda: check_code(loaded.request, parts),

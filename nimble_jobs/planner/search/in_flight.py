@@ -36,6 +36,10 @@ class Repeatable(Protocol):
     @property
     def records(self) -> int: ...
 
+    @property
+    def budget_s(self) -> float:
+        """Seconds to spend on one figure."""
+
     def use(self, source: Source) -> None: ...
 
     def capture_several(self, planned: Planned, count: int) -> tuple[Instance, ...]: ...
@@ -130,7 +134,8 @@ class InFlight:
                 with self._clock.time("measure"):
                     for instance in instances:
                         self._target.fill(instance, program.inputs)
-                    rate = measure.throughput_per_s(instances, self._target.device) * self._target.records
+                    budget_s, device = self._target.budget_s, self._target.device
+                    rate = measure.throughput_per_s(instances, device, budget_s=budget_s) * self._target.records
                 nbytes = sum(i.bytes for i in instances)
             finally:
                 for instance in instances:

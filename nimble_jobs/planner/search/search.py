@@ -69,6 +69,22 @@ class Search:
             self._target.use(AS_GIVEN)
             raise
 
+    def run_one(self, source: Source, streams: int) -> Found | None:
+        """Only the candidate of a source on so many streams. If it does not work or disagrees with eager, the answer is
+        None, its row says why, and the weights lie as they were given. Raises DeviceFault.
+        """
+        self._deadline = time.monotonic() + self._options.budget_s
+        try:
+            found = self._try(source, streams=streams)
+            self._target.use(AS_GIVEN if found is None else source)
+            return found
+        except BaseException:
+            self._target.use(AS_GIVEN)
+            raise
+        finally:
+            if source.compiled:
+                stop_compilers()
+
     def _sources(self, *, only_first: bool) -> list[Found]:
         """Every source on one stream: those that work and agree with eager. No compiler is left running."""
         first, compiling = self._target.first, False
@@ -102,11 +118,16 @@ class Search:
                 kernels += ["max-autotune"] if self._options.fuse == "max" else []
         return self._target.further(first.programs, kernels)
 
-    def _try(self, source: Source, *, must: bool = False) -> Found | None:
-        """Measure a source on one stream; None if it does not work, disagrees with eager, or time runs out."""
+    def _try(self, source: Source, *, must: bool = False, streams: int | None = None) -> Found | None:
+        """Measure a source; None if it does not work, disagrees with eager, or time runs out. It has one stream, or
+        `streams` if its candidate is the only one that is tried.
+        """
         self._told(source.name)
         try:
-            programs = self._recorded(source, must=must)
+            programs = self._recorded(source, must=must, timed=streams != 1)
+            if programs is not None and streams is not None and streams > 1:
+                with self.clock.time("plan"):
+                    programs = {role: _on_streams(planned, streams) for role, planned in programs.items()}
         except Exception as e:
             if must:
                 raise
@@ -115,8 +136,10 @@ class Search:
         one = self._measure(source, programs, must=must) if programs is not None else None
         return one if one is not None and one.failure is None else None
 
-    def _recorded(self, source: Source, *, must: bool) -> Programs | None:
-        """A source's programs, planned on one stream, with each task timed; None if time or memory runs out first."""
+    def _recorded(self, source: Source, *, must: bool, timed: bool = True) -> Programs | None:
+        """A source's programs, planned on one stream, with each task timed, which only plans with more of them need;
+        None if time or memory runs out first.
+        """
         target = self._target
         recordings: dict[Role, Recording] = {}
         with self.clock.time("record"):
@@ -129,7 +152,7 @@ class Search:
             programs = {role: _on_one_stream(recording) for role, recording in recordings.items()}
         if self._too_large(_name(source, programs), programs, must=must):  # timing tasks takes that memory, too
             return None
-        for role, planned in programs.items():
+        for role, planned in programs.items() if timed else ():
             if not must and self._spent(source.name):
                 return None
             with self.clock.time("measure"):
@@ -254,7 +277,7 @@ class Search:
         """The relative norm against eager, and the reason if it is too large."""
         try:
             with self.clock.time("check"):
-                return captured.check(thorough=must), None
+                return captured.check(thorough=not self.passed and self._refused is None), None
         except CheckFailed as e:
             if must and self._target.must_agree:
                 raise
@@ -310,6 +333,11 @@ def _on_one_stream(recording: Recording) -> Planned:
     plan, facts = analysis.single_stream()
     memory = arena_plan(recording.program, plan)
     return Planned(recording=recording, analysis=analysis, plan=plan, memory=memory, facts=facts, durations_us=())
+
+
+def _on_streams(single: Planned, streams: int) -> Planned:
+    plan, facts = single.analysis.plan(durations_us=single.durations_us, max_streams=streams)
+    return replace(single, plan=plan, facts=facts, memory=arena_plan(single.recording.program, plan))
 
 
 def _name(source: Source, programs: Programs) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -11,8 +11,9 @@ import torch
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.planner.keys.roles import Role
+from nimble_jobs.planner.lookup.siblings import Precedent
 from nimble_jobs.planner.lookup.stored import Storable
-from nimble_jobs.planner.search.candidate import PAYS, Found
+from nimble_jobs.planner.search.candidate import PAYS, Found, left_out
 from nimble_jobs.planner.search.contest import Contest
 from nimble_jobs.schedule import Candidate, Schedule
 
@@ -30,6 +31,7 @@ class Summary:
     build_s: float  # each program's share
     stages: tuple[tuple[str, float], ...]
     contested: Role | None = Role.FORWARD  # the program whose replay the contest timed; None: several together
+    precedent: Precedent | None = None  # the sibling whose choice was taken over; None: all candidates were tried
     memories: Mapping[Role, int] = field(default_factory=dict)  # bytes, by program, of what was captured last
 
     @property
@@ -70,6 +72,7 @@ class Summary:
             peak_bytes=self.memories[role],
             build_s=self.build_s,
             stages=self.stages,
+            taken_from=(self.precedent.schedule.key, self.precedent.batch) if self.precedent is not None else None,
         )
         constants = planned.recording.constants
         return Storable(schedule=schedule, parts=parts, constants=constants, binaries=binaries, refused=failure)
@@ -84,9 +87,10 @@ def table(
     contest: Contest | None,
     failure: str | None = None,
     many: bool = False,
+    precedent: Precedent | None = None,
 ) -> tuple[Candidate, ...]:
     """Everything that was tried, with eager in front and the winner marked. `many`: the choice was made by records a
-    second.
+    second. `precedent`: whose choice was taken over, so what was left out there is listed too.
     """
     winner = found.candidate
     stays_eager = contest is not None and contest.eager_wins
@@ -107,13 +111,21 @@ def table(
     weighed = " for its memory" if found.available_bytes else ""
     won = "the most records a second" if many else f"the least time{weighed}"
     won += " of the candidates that passed their check"
+    if precedent is not None:
+        won = f"the candidate that was chosen for {precedent.words}, and passed its check here too"
     rows = [
         replace(c, chosen=not stays_eager, reason=f"{won}; slower than eager" if stays_eager else won)
         if c == winner and failure is None
         else replace(c, reason=c.reason or _why_not(c, winner, many=many))
         for c in tried
     ]
-    return (eager, *rows)
+    return (eager, *rows, *(_not_repeated(precedent, {c.name for c in rows}) if precedent is not None else ()))
+
+
+def _not_repeated(precedent: Precedent, tried: Collection[str]) -> list[Candidate]:
+    """What was tried for a sibling and not here."""
+    others = [c for c in precedent.schedule.candidates if c.name != "eager" and c.name not in tried]
+    return [left_out(c.name, f"not tried; for {precedent.words}: {c.reason}", streams=c.streams) for c in others]
 
 
 def _why_not(candidate: Candidate, winner: Candidate, *, many: bool) -> str:

@@ -33,6 +33,14 @@ class TextPlan:
     requests: tuple[Request, ...]
     shares: tuple[float, ...]  # of the records, as far as is known
 
+    @property
+    def in_turn(self) -> list[int]:
+        """The buckets in the order in which their schedules are to be built: what saves most time comes first.
+
+        All batches have about as many tokens, so that is what has most batches.
+        """
+        return sorted(range(len(self.requests)), key=lambda number: -(self.requests[number].batches or 0.0))
+
     def to_json(self) -> dict[str, Any]:
         """What a later attempt must do as this one does."""
         return {"buckets": [bucket.length for bucket in self.buckets], "shares": list(self.shares)}
