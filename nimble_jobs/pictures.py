@@ -14,10 +14,18 @@ class Pictures:
     data: np.ndarray  # uint8 [*]; holds all spans
     spans: np.ndarray  # int64 [n, 2]: offset and length in bytes
     sizes: np.ndarray  # int32 [n, 2]: height and width of the picture, from its header
-    decoded: np.ndarray  # bool [n]: the span holds the final pixels, uint8 [height, width, channels], not a JPEG
+    # int64 [n]. 0: the span holds the final pixels, uint8 [height, width, channels]. Otherwise it holds a JPEG, and
+    # files that share a positive number have headers that differ only in what decoders skip. -1: nothing is known.
+    alike: np.ndarray
 
     def __len__(self) -> int:
         return len(self.spans)
+
+    @property
+    def decoded(self) -> np.ndarray:
+        """bool [n]: the span holds the final pixels, not a JPEG."""
+        decoded: np.ndarray = self.alike == 0
+        return decoded
 
     def bytes_of(self, row: int) -> np.ndarray:
         """uint8 [length]: a view of the row's span."""

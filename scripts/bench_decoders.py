@@ -91,7 +91,7 @@ def pinned(encoded: Sequence[bytes]) -> Pictures:
         data=data.numpy(),
         spans=np.stack([np.cumsum(lengths) - lengths, lengths], axis=1),
         sizes=np.array(sizes, dtype=np.int32),
-        decoded=np.zeros(len(encoded), dtype=bool),
+        alike=np.full(len(encoded), -1),
     )
 
 

@@ -75,7 +75,7 @@ def by_device(encoded: list[bytes], device: torch.device) -> tuple[torch.Tensor,
                 data=np.frombuffer(bytearray(b"".join(some)), dtype=np.uint8),
                 spans=np.array([(end - len(one), len(one)) for end, one in zip(ends, some, strict=True)]),
                 sizes=np.array([(h.height, h.width) for h in headers if h is not None], dtype=np.int32),
-                decoded=np.zeros(len(some), dtype=bool),
+                alike=np.array([h.alike for h in headers if h is not None]),
             )
             out = torch.zeros(len(some), SIDE, SIDE, 3, dtype=torch.uint8, device=device)
             failed = made.decode(batch, out)

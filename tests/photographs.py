@@ -51,7 +51,7 @@ def batch(encoded: Sequence[bytes | np.ndarray], sizes: Sequence[tuple[int, int]
         data=np.frombuffer(bytearray(b"".join(pieces)), dtype=np.uint8),
         spans=spans.reshape(-1, 2),
         sizes=np.array(sizes, dtype=np.int32).reshape(-1, 2),
-        decoded=np.array([isinstance(one, np.ndarray) for one in encoded], dtype=bool),
+        alike=np.array([0 if isinstance(one, np.ndarray) else -1 for one in encoded], dtype=np.int64),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from nimble_jobs.data.batches import Part
 from nimble_jobs.data.source import Joined, Source
 from nimble_jobs.data.stamps import Stamps
-from nimble_jobs.decoding.work import COLUMNS, DECODED, HEIGHT, LENGTH, WIDTH
+from nimble_jobs.decoding.work import ALIKE, COLUMNS, HEIGHT, LENGTH, WIDTH
 from nimble_jobs.pictures import Pictures
 
 if TYPE_CHECKING:  # imported here, so that only jobs with pictures load Pillow
@@ -37,7 +37,7 @@ def pictures_of(rows: np.ndarray, parts: Sequence[Part]) -> Pictures:
         data=rows.reshape(-1),
         spans=np.stack([at * width, table[:, LENGTH]], axis=1),
         sizes=np.ascontiguousarray(table[:, [HEIGHT, WIDTH]], dtype=np.int32),
-        decoded=table[:, DECODED].astype(bool),
+        alike=table[:, ALIKE],
     )
 
 

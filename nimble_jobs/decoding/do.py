@@ -120,10 +120,12 @@ def left_encoded(data: bytes | bytearray | memoryview, recipe: Recipe) -> Row | 
         return None
     if not recipe.fits(header.height, header.width):
         return None
-    end = jpeg_scan.end_of(memoryview(data).cast("B"), header)
+    view = memoryview(data).cast("B")
+    end = jpeg_scan.end_of(view, header)
     if end is None:
         return None
-    return Row(status=GOOD, length=end, height=header.height, width=header.width, decoded=False)
+    alike = jpeg.alike(view, header)
+    return Row(status=GOOD, length=end, height=header.height, width=header.width, alike=alike)
 
 
 def _pixels(file: BinaryIO, spot: _Spot) -> Row:

@@ -5,6 +5,7 @@ It accepts any bytes, decodes nothing and reads no byte twice.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -61,6 +62,25 @@ class Jpeg:
         if self.adobe is not None:
             return self.adobe == 1
         return [name for name, _, _ in self.components] in ([1, 2, 3], [0, 1, 2])
+
+
+def alike(view: memoryview, header: Jpeg) -> int:
+    """A number that files share if their headers differ only in what decoders skip: EXIF, comments, thumbnails.
+
+    It is a positive 63-bit hash of frame, tables, colour transform and first scan's header, which must follow nothing
+    but segments.
+    """
+    assert header.scan is not None
+    length = view[header.scan + 2] << 8 | view[header.scan + 3]
+    facts = (header.kind, header.precision, header.height, header.width, header.components)
+    digest = hashlib.blake2b(
+        repr((facts, sorted(header.quantizers), header.adobe, header.jfif)).encode(), digest_size=8
+    )
+    for marker, body in header.tables:
+        digest.update(struct.pack(">BH", marker, len(body)))
+        digest.update(body)
+    digest.update(view[header.scan : header.scan + 2 + length])
+    return int.from_bytes(digest.digest()) >> 1 or 1
 
 
 def parse(data: bytes | bytearray | memoryview) -> Jpeg | None:

@@ -18,7 +18,7 @@ from nimble_jobs.decoding.recipe import Recipe
 
 GOOD, BAD, CHANGED, VANISHED = range(4)  # what became of a picture
 COLUMNS = 5  # of an answer; see `Row`
-STATUS, LENGTH, HEIGHT, WIDTH, DECODED = range(COLUMNS)
+STATUS, LENGTH, HEIGHT, WIDTH, ALIKE = range(COLUMNS)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,7 +110,7 @@ class Row:
     length: int = 0  # bytes of the result
     height: int = 0  # of what lies there, in pixels
     width: int = 0
-    decoded: bool = True  # pixels; else the file
+    alike: int = 0  # for a file: `jpeg.alike` of its header, not 0. 0: what lies there are pixels
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,7 +124,7 @@ class Answer:
     @classmethod
     def of(cls, rows: Sequence[Row], busy_s: float) -> Answer:
         """The answer with these rows."""
-        table = [(row.status, row.length, row.height, row.width, row.decoded) for row in rows]
+        table = [(row.status, row.length, row.height, row.width, row.alike) for row in rows]
         return cls(
             rows=np.array(table, dtype=np.int64).reshape(-1, COLUMNS),
             reasons={i: row.reason for i, row in enumerate(rows) if row.reason},

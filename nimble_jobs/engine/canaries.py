@@ -1,4 +1,4 @@
-"""Whether each part of a tensor was written to, by a few bytes that nobody would write by chance.
+"""Whether each part of a tensor was written to, by a few bytes that hardly any picture has there.
 
 JPEG engines can leave out a picture of a batch and still report success.
 """
@@ -8,29 +8,22 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+_FILL = 90  # grey, and no value that the engines were seen to write where they failed
 _PLACES = 16  # in each part
 
 
-class Canaries:
-    """Bytes that were put into parts of a tensor."""
+def blank(nbytes: int, device: torch.device) -> torch.Tensor:
+    """uint8 [nbytes], filled on the current stream. A part that nobody writes to holds no earlier picture."""
+    return torch.full((nbytes,), _FILL, dtype=torch.uint8, device=device)
 
-    def __init__(self, memory: torch.Tensor, starts: np.ndarray, lengths: np.ndarray) -> None:
-        """Put them into parts of `memory`, uint8 [*], that begin at `starts` and have `lengths` bytes, int64 [n].
 
-        All of this is work on the current stream. Bytes between those that are put stay as they are.
-        """
-        inside = np.arange(_PLACES) * (lengths[:, None] - 1) // (_PLACES - 1)
-        self._memory = memory
-        self._places = torch.from_numpy(starts[:, None] + inside).to(memory.device)
-        values = (inside * 37 + 90) % 256  # what lies in a part depends on the place there
-        self._values = torch.from_numpy(values.astype(np.uint8)).to(memory.device)
-        self._memory[self._places] = self._values
+def untouched(memory: torch.Tensor, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """bool [n]: which parts of memory from `blank` nobody has written to. Waits for the current stream.
 
-    def untouched(self) -> np.ndarray:
-        """bool [n]: which parts hold all of them still. Waits for the current stream.
-
-        A part that was written to holds as many equal bytes by chance only if it is one byte long, or all of one
-        pattern.
-        """
-        same: np.ndarray = (self._memory[self._places] == self._values).all(dim=1).cpu().numpy()
-        return same
+    Parts begin at `starts` and have `lengths` bytes, int64 [n]. A part that was written to counts as untouched if 16 of
+    its bytes, evenly spread, have the fill's value. A grey picture may; another decoder then has to decode it.
+    """
+    inside = np.arange(_PLACES) * (lengths[:, None] - 1) // (_PLACES - 1)
+    places = torch.from_numpy(starts[:, None] + inside).to(memory.device)
+    same: np.ndarray = (memory[places] == _FILL).all(dim=1).cpu().numpy()
+    return same

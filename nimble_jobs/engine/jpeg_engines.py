@@ -30,6 +30,7 @@ _GREY, _PLANES = 2, 3  # NVJPEG_OUTPUT_Y, NVJPEG_OUTPUT_RGB
 _COMPONENTS: Final = 4  # NVJPEG_MAX_COMPONENT
 
 _UNKNOWN: Final = -1  # NVJPEG_CSS_UNKNOWN
+_MOST_KNOWN: Final = 1 << 14  # verdicts that a decoder keeps
 TAKES, OTHERS, BROKEN = range(3)  # the engines decode the file; the GPU's cores must; it is no JPEG, or damaged
 
 _IDLE: dict[tuple[int, int], list[JpegEngines]] = {}  # by device index and channels
@@ -49,6 +50,7 @@ class JpegEngines:
         self._format = _GREY if channels == 1 else _PLANES
         self._library, self._quick = _libraries()
         self._given: tuple[np.ndarray, ...] = ()
+        self._known: dict[int, int] = {}  # verdicts by `Pictures.alike`
         self._handle, self._state, self._parsed = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
             torch.cuda.current_stream(device)  # makes torch create the context that nvJPEG needs
@@ -60,32 +62,41 @@ class JpegEngines:
         if status:
             raise NoEngines(f"nvJPEG cannot use the GPU's JPEG engines: status {status}")
 
-    def judge(self, addresses: np.ndarray, lengths: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    def judge(self, addresses: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, alike: np.ndarray) -> np.ndarray:
         """Who can decode files that lie on the host: TAKES, OTHERS or BROKEN for each, int64 [n].
 
         `addresses` and `lengths`, int64 [n], say where the files lie. `sizes`, int64 [n, 2], holds the height and width
         that we read from their headers. If nvJPEG reads another size the file is BROKEN, since nvJPEG could write past
-        the memory that it gets.
+        the memory that it gets. `alike`, int64 [n], is as in `Pictures`: of files with the same positive number nvJPEG
+        reads one header, because each takes 14 microseconds with the interpreter's lock held.
         """
+        files = zip(addresses.tolist(), lengths.tolist(), sizes.tolist(), alike.tolist(), strict=True)
+        return np.array([self._judged(*file) for file in files], dtype=np.int64)
+
+    def _judged(self, at: int, nbytes: int, size: list[int], alike: int) -> int:
+        known = self._known.get(alike) if alike > 0 else None
+        if known is not None:
+            return known
+        verdict = self._judge(ctypes.c_void_p(at), ctypes.c_size_t(nbytes), size)
+        if alike > 0:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[alike] = verdict
+        return verdict
+
+    def _judge(self, at: ctypes.c_void_p, nbytes: ctypes.c_size_t, size: list[int]) -> int:
         components, sampling, refused = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         widths, heights = (ctypes.c_int * _COMPONENTS)(), (ctypes.c_int * _COMPONENTS)()
         said = ctypes.byref(components), ctypes.byref(sampling), widths, heights
-        library, handle, parsed, answer = self._quick, self._handle, self._parsed, ctypes.byref(refused)
-        verdicts = []
-        for at, nbytes, (height, width) in zip(addresses.tolist(), lengths.tolist(), sizes.tolist(), strict=True):
-            file = ctypes.c_void_p(at), ctypes.c_size_t(nbytes)
-            if (
-                library.nvjpegGetImageInfo(handle, *file, *said)
-                or (heights[0], widths[0]) != (height, width)
-                or sampling.value == _UNKNOWN
-                or library.nvjpegJpegStreamParseHeader(handle, *file, parsed)
-            ):
-                verdicts.append(BROKEN)
-            elif library.nvjpegDecodeBatchedSupported(handle, parsed, answer) or refused.value:  # 0: supported
-                verdicts.append(OTHERS)
-            else:
-                verdicts.append(TAKES)
-        return np.array(verdicts, dtype=np.int64)
+        if (
+            self._quick.nvjpegGetImageInfo(self._handle, at, nbytes, *said)
+            or [heights[0], widths[0]] != size
+            or sampling.value == _UNKNOWN
+            or self._quick.nvjpegJpegStreamParseHeader(self._handle, at, nbytes, self._parsed)
+        ):
+            return BROKEN
+        unsupported = self._quick.nvjpegDecodeBatchedSupported(self._handle, self._parsed, ctypes.byref(refused))
+        return OTHERS if unsupported or refused.value else TAKES
 
     def decode(
         self, addresses: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, targets: np.ndarray, stream: int

@@ -15,8 +15,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from nimble_jobs.engine import enqueue, jpeg_engines, nvjpeg, streams
-from nimble_jobs.engine.canaries import Canaries
+from nimble_jobs.engine import canaries, enqueue, jpeg_engines, nvjpeg, streams
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.jpeg_engines import JpegEngines
 from nimble_jobs.engine.resize import Planes, Shaping, Tables, resize_into
@@ -61,7 +60,7 @@ def _trial(device: torch.device) -> str | None:
         data=data,
         spans=np.array([[0, len(data)]]),
         sizes=np.array([[height, width]], dtype=np.int32),
-        decoded=np.zeros(1, dtype=bool),
+        alike=np.array([-1]),
     )
     try:
         decoder = PictureDecoder(device, height, width, 3)
@@ -216,7 +215,7 @@ class PictureDecoder:
         """`_decoded` by the GPU's JPEG engines; torchvision decodes what they do not take."""
         addresses = pictures.data.ctypes.data + pictures.spans[rows, 0]
         lengths, sizes = pictures.spans[rows, 1], pictures.sizes[rows].astype(np.int64)
-        verdicts = engines.judge(addresses, lengths, sizes)
+        verdicts = engines.judge(addresses, lengths, sizes, pictures.alike[rows])
         takes = verdicts == jpeg_engines.TAKES
         broken, others = rows[verdicts == jpeg_engines.BROKEN], rows[verdicts == jpeg_engines.OTHERS]
         if len(broken):
@@ -225,10 +224,9 @@ class PictureDecoder:
         nbytes = self._shaping.channels * sizes.prod(axis=1)
         room = -(-nbytes // _ALIGNED) * _ALIGNED * takes
         # A damaged picture may leave part of its memory as it was, which must not be another picture.
-        flat = torch.zeros(int(room.sum()), dtype=torch.uint8, device=self.device)
+        flat = canaries.blank(int(room.sum()), self.device)
         starts = np.cumsum(room) - room
         targets = flat.data_ptr() + starts
-        canaries = Canaries(flat, starts[takes], nbytes[takes])
         stream.synchronize()
         mine = np.flatnonzero(takes)
         failure = None
@@ -239,7 +237,9 @@ class PictureDecoder:
                 failure = e
             finally:
                 stream.synchronize()  # the host's bytes have been read, and nothing is written any more
-        left_out = canaries.untouched() if failure is None else np.ones(len(mine), dtype=bool)
+        left_out = np.ones(len(mine), dtype=bool)
+        if failure is None:
+            left_out = canaries.untouched(flat, starts[mine], nbytes[mine])
         if failure is not None:
             self.refusals[nvjpeg.refusal(failure, self.device)] += len(mine)
             self._engines = jpeg_engines.take(self.device, self._shaping.channels)  # the old may never finish again

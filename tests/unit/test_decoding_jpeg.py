@@ -91,3 +91,29 @@ def test_damaged_headers_can_be_given(seed: int) -> None:
             assert (found.height, found.width) == (image.height, image.width)
     except OSError:
         return
+
+
+def number(data: bytes) -> int:
+    header = jpeg.parse(data)
+    assert header is not None
+    return jpeg.alike(memoryview(data), header)
+
+
+def test_headers_are_alike_if_they_differ_in_what_decoders_skip() -> None:
+    """Other pixels, EXIF, a comment; and not if size, tables, sampling or components differ."""
+    other = photographs()["chelsea"].resize(SMALL.size)
+    alike = [PLAIN, encoded(other), with_orientation(1), after_start(b"\xff\xfe\0\5abc")]
+    assert len({number(data) for data in alike}) == 1
+    different = [
+        PLAIN,
+        encoded(SMALL.resize((48, 64))),
+        encoded(SMALL, quality=89),
+        encoded(SMALL, optimize=True),
+        encoded(SMALL, subsampling="4:4:4"),
+        encoded(SMALL, restart_marker_blocks=2),
+        in_mode("L"),
+        PLAIN.replace(b"JFIF", b"JFXX"),
+    ]
+    numbers = [number(data) for data in different]
+    assert len(set(numbers)) == len(different)
+    assert all(0 < one < 1 << 63 for one in numbers)

@@ -178,7 +178,7 @@ def test_damaged_files_end_no_process(
                     assert (mine.ids, mine.bad) == (theirs.ids, theirs.bad)
                     if mine.pictures is not None and theirs.pictures is not None:
                         np.testing.assert_array_equal(mine.pictures.spans[:, 1], theirs.pictures.spans[:, 1])
-                        np.testing.assert_array_equal(mine.pictures.decoded, theirs.pictures.decoded)
+                        np.testing.assert_array_equal(mine.pictures.alike, theirs.pictures.alike)
                     good, bad = good + len(mine.ids), bad + len(mine.bad)
         assert len(pids) == 2
         assert decoders.trouble is None

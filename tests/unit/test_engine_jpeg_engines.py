@@ -52,7 +52,15 @@ class Library:
 def engines(library: Library) -> JpegEngines:
     made = object.__new__(JpegEngines)
     made.channels = 3
-    made.__dict__ |= {"_library": library, "_quick": library, "_handle": 0, "_state": 0, "_parsed": 0, "_format": 3}
+    made.__dict__ |= {
+        "_library": library,
+        "_quick": library,
+        "_handle": 0,
+        "_state": 0,
+        "_parsed": 0,
+        "_format": 3,
+        "_known": {},
+    }
     return made
 
 
@@ -71,8 +79,35 @@ def engines(library: Library) -> JpegEngines:
 )
 def test_only_what_the_engines_take_reaches_them(answers: dict[str, Any], verdict: int) -> None:
     """One whose size is not what there is room for never does."""
-    files = np.array([1, 2]), np.array([10, 20]), np.array([SIZE, SIZE])
+    files = np.array([1, 2]), np.array([10, 20]), np.array([SIZE, SIZE]), np.array([-1, 7])
     assert engines(Library(**answers)).judge(*files).tolist() == [verdict, verdict]
+
+
+def test_one_header_is_read_for_all_that_are_alike() -> None:
+    """Those that promise nothing are read one by one."""
+    library = Library()
+    asked: list[int] = []
+    ask = library.nvjpegGetImageInfo
+    library.nvjpegGetImageInfo = lambda handle, at, *more: asked.append(at.value) or ask(handle, at, *more)  # type: ignore[method-assign,func-returns-value]
+    made = engines(library)
+    sizes, alike = np.array([SIZE] * 6), np.array([5, 5, -1, 9, -1, 5])
+    assert made.judge(np.arange(1, 7), np.full(6, 10), sizes, alike).tolist() == [TAKES] * 6
+    assert asked == [1, 3, 4, 5]
+    library.answers["refused"] = 1
+    assert made.judge(np.arange(1, 4), np.full(3, 10), sizes[:3], np.array([9, 3, 5])).tolist() == [
+        TAKES,
+        OTHERS,
+        TAKES,
+    ]
+    assert asked == [1, 3, 4, 5, 2]
+
+
+def test_a_decoder_keeps_a_bounded_number_of_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jpeg_engines, "_MOST_KNOWN", 3)
+    made = engines(Library())
+    for first in range(1, 20, 2):
+        made.judge(np.array([1, 2]), np.array([10, 20]), np.array([SIZE, SIZE]), np.array([first, first + 1]))
+        assert 1 <= len(made._known) <= 3
 
 
 def test_each_batch_is_prepared_and_a_failure_is_raised_with_its_status() -> None:

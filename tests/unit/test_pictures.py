@@ -86,7 +86,7 @@ def test_only_what_is_decoded_in_batches_reaches_the_device() -> None:
     assert [left_encoded(one, recipe) is not None for one in (*taken, *others)] == [True] * 4 + [False] * 6
     row = left_encoded(taken[0], recipe)
     assert row is not None
-    assert (row.height, row.width, row.decoded) == (image.height, image.width, False)
+    assert (row.height, row.width, row.alike > 0) == (image.height, image.width, True)
 
 
 def test_hundreds_of_damaged_pictures_only_fail() -> None:
@@ -148,7 +148,7 @@ def test_pixels_are_found_wherever_their_spans_lie() -> None:
     alone = rows(decoder, [one], (8, 9, 3))[0]
     packed = batch([pixels[0], pixels[1], b"a gap", pixels[3], pixels[2], one], [(8, 9)] * 5 + [(20, 20)])
     order = [0, 5, 1, 3, 4]
-    moved = replace(packed, spans=packed.spans[order], sizes=packed.sizes[order], decoded=packed.decoded[order])
+    moved = replace(packed, spans=packed.spans[order], sizes=packed.sizes[order], alike=packed.alike[order])
     out = torch.zeros(5, 8, 9, 3, dtype=torch.uint8)
     assert decoder.decode(moved, out) == ()
     np.testing.assert_array_equal(out.numpy(), np.stack([pixels[0], alone, pixels[1], pixels[3], pixels[2]]))
