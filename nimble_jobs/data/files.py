@@ -7,12 +7,13 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from nimble_jobs.errors import DataError, NimbleError
 from nimble_jobs.regular import open_regular, read_regular
+from nimble_jobs.whole import sync_path
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -40,6 +41,12 @@ def write_file(path: Path, data: bytes | memoryview, *, sync: bool = True) -> No
         if sync:
             os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def sync_all(paths: Iterable[Path]) -> None:
+    """Flush files and folders to the disk, in this order. Raises OSError."""
+    for path in paths:
+        sync_path(path)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

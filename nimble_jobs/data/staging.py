@@ -15,13 +15,14 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from nimble_jobs.data import publish as publication
 from nimble_jobs.data import writers
-from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_of, write_file
+from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_of, sync_all, write_file
 from nimble_jobs.data.hidden import probe_of, staging_root
 from nimble_jobs.data.publish import MANIFEST, FileEntry, Ledger
 from nimble_jobs.data.records import BadRecord
@@ -192,8 +193,6 @@ class Staging:
 
     def _complete(self, summary: dict[str, Any]) -> dict[str, Any]:
         entries = [f for _, shard in sorted(self.done.items()) for f in shard.files]
-        for name in sorted(self._unsynced):
-            sync_path(self._folder / name)
         bad = self.bad
         if bad:
             shown = (dataclasses.replace(b, id=writers.valid(b.id), reason=writers.valid(b.reason)) for b in bad)
@@ -215,13 +214,17 @@ class Staging:
             summary=summary,
         )
         raw = json.dumps(manifest, indent=1, sort_keys=True).encode()
-        write_file(self._folder / MANIFEST, raw)
+        write_file(self._folder / MANIFEST, raw, sync=False)
         known = {e.name for e in entries} | {MANIFEST}
         for stray in self._folder.iterdir():
             if stray.name not in known:
                 remove_tree(stray)
-        sync_path(self._folder)
-        self._ledger.note(publication.publication(self._output, self._folder, manifest, raw), self._attempt)
+        lasting = [self._folder / name for name in (*sorted(self._unsynced), MANIFEST)]
+        # Before the folder takes its place, its files and the note must be durable, in whichever order.
+        with ThreadPoolExecutor(1, thread_name_prefix="nimble-sync") as beside:
+            synced = beside.submit(sync_all, [*lasting, self._folder])
+            self._ledger.note(publication.publication(self._output, self._folder, manifest, raw), self._attempt)
+            synced.result()
         return manifest
 
     def _adopt(self) -> None:
