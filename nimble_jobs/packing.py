@@ -132,7 +132,7 @@ class Layout:
 
     @property
     def words(self) -> dict[str, str]:
-        """By path, all that a program and its checks depend on. See `layout_of_words`."""
+        """For each path, everything that a program and its checks depend on. See `layout_of_words`."""
         return {part.path: part.words for part in self.parts}
 
     @property

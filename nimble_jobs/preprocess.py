@@ -135,7 +135,7 @@ class Preprocess:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON-able values."""
+        """These steps as JSON-able values."""
         return asdict(self)
 
     @classmethod

@@ -21,7 +21,7 @@ _GPU = torch._C._autograd.DeviceType.CUDA
 
 @dataclass(frozen=True, kw_only=True)
 class Busy:
-    """Of one call."""
+    """How long one call keeps the device busy, and with how many kernels."""
 
     union_us: float
     kernels: int

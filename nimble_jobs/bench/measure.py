@@ -92,8 +92,9 @@ def _caches_word(settings: Settings) -> str:
 
 @contextlib.contextmanager
 def _caches(family: str, *, cold: bool) -> Iterator[None]:
-    """With `cold`, compilers find nothing of what earlier systems or runs left on disk; else the code, but not what was
-    chosen by its time, which another process may have measured on a busy device.
+    """Inside, compilers do not reuse choices made by time, which another process may have measured on a busy device.
+
+    With `cold`, they do not reuse code that earlier systems or runs left on disk either.
     """
     if cold:
         from torch._inductor.utils import fresh_cache

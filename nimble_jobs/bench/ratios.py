@@ -151,7 +151,7 @@ def best_of(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _competitors(comparison: Comparison) -> str:
-    """As in: default, default+graph in each layout; max-autotune in contiguous alone."""
+    """The variants in words, such as: default, default+graph in each layout; max-autotune in contiguous alone."""
     layouts: dict[str, list[str]] = {}
     for system, layout in (v for v in comparison.variants if v not in comparison.not_measured):
         layouts.setdefault(system, []).append(layout)
@@ -164,7 +164,7 @@ def _competitors(comparison: Comparison) -> str:
 
 
 def geometric_mean(values: Iterable[float | None]) -> float | None:
-    """Of the values that are there; None where there are none."""
+    """The geometric mean of the values that are not None; None if all are."""
     present = [value for value in values if value]
     return math.exp(sum(map(math.log, present)) / len(present)) if present else None
 

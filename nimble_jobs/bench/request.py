@@ -98,7 +98,7 @@ class Request:
 
 
 def layouts_for(model: str, family: str, layouts: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `layouts` that a family is measured in; one for tokens, and for systems that choose themselves."""
+    """The layouts to measure a family in: one for tokens, and for systems that choose themselves; else `layouts`."""
     if family in _CHOOSE_THEMSELVES:
         return (OWN_LAYOUT,)
     images = model not in ZOO or len(ZOO[model].input_shape) == 3  # all others take images

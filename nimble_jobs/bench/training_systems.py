@@ -38,7 +38,7 @@ def prepare(family: str, cell: TrainingCell, layout: str) -> Iterator[Ready]:
 
 
 def reference(cell: TrainingCell) -> TrainingRunner:
-    """Eager, whose losses are those of everybody else."""
+    """Eager, whose losses all other systems must reproduce."""
     return Loop(cell, CONTIGUOUS, lambda objective: objective)
 
 

@@ -54,7 +54,7 @@ def teller(*, quiet: bool) -> Callable[[str], None]:
 
 
 def workshop(ctx: typer.Context, work: str, home: str, limit_s: float, *, quiet: bool) -> Workshop:
-    """With two folders below the state folder's `bench/`, made here: `work` for files, `home` for the state of jobs."""
+    """A workshop in two new folders below the state folder's `bench/`: `work` for files, `home` for jobs' state."""
     from nimble_jobs.bench.scoring import Workshop
 
     base = options.home(ctx) / "bench"

@@ -107,8 +107,9 @@ def _table(rows: list[Row], columns: Sequence[Column], caption: str) -> None:
 
 
 def _shown(rows: list[Row], columns: Sequence[Column], available: int) -> list[Column]:
-    """Those for a terminal of this width, and of the others those that tell rows apart, the first ones first, as long
-    as there is room and no column is cut so short that different rows look the same in it.
+    """The columns for a terminal of this width, and further ones that tell rows apart.
+
+    A further column is shown if there is room for it and no column is cut so short that different rows look alike.
     """
     shown = [column for column in columns if available >= column.from_width]
     for column in columns:

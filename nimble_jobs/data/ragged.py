@@ -20,7 +20,7 @@ class Ragged(Sequence[np.ndarray]):
 
     @classmethod
     def trimmed(cls, padded: np.ndarray, lengths: np.ndarray) -> Ragged:
-        """Of [records, positions, ...], a copy of the first `lengths[i]` positions of record i."""
+        """A copy of [records, positions, ...] with only the first `lengths[i]` positions of record i."""
         inside = np.arange(padded.shape[1]) < np.asarray(lengths)[:, None]
         return cls(padded[inside], lengths)
 

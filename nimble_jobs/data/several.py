@@ -157,7 +157,7 @@ def open_each(spec: InputSpec, path: Path, open_one: Callable[[InputSpec, Path],
 
 
 def parts_of(spec: InputSpec) -> dict[str, InputSpec]:
-    """By argument, the spec of a job that had this input alone. The first one has the ids and labels."""
+    """For each argument, the spec of a job with this input alone. The first one has the ids and labels."""
     made: dict[str, InputSpec] = {}
     images = spec.transform.model_dump()
     for argument, name in (spec.fields.arguments or {}).items():

@@ -69,7 +69,7 @@ class Work:
         return replace(self, places=self.places + np.array((nbytes, 0)))
 
     def packed(self) -> tuple[dict[str, Any], list[bytes]]:
-        """As JSON-able values, and bytes."""
+        """This as JSON-able values and as bytes."""
         message: dict[str, Any] = {"recipe": asdict(self.recipe), "encoded": self.encoded}
         blobs = [self.places.tobytes()]
         if self.files is not None:
@@ -142,7 +142,7 @@ class Answer:
         )
 
     def packed(self) -> tuple[dict[str, Any], list[bytes]]:
-        """As JSON-able values, and bytes."""
+        """This as JSON-able values and as bytes."""
         return {"reasons": list(self.reasons.items()), "busy_s": self.busy_s}, [self.rows.tobytes()]
 
     @classmethod

@@ -39,7 +39,7 @@ def escape(text: str) -> str:
 
 
 def height(schedule: Schedule) -> int:
-    """Of the chart, in pixels."""
+    """The height of the chart in pixels."""
     return TOP + max(1, schedule.plan.streams) * ROW + 6
 
 

@@ -31,7 +31,10 @@ class Drawing:
 
     @classmethod
     def timeline(cls, path: Path) -> Drawing:
-        """By suffix: .html, .svg, or .json for a trace. Raises UsageError for another one or an unwritable path."""
+        """The drawing for a suffix: .html, .svg, or .json for a trace.
+
+        Raises UsageError for another suffix or an unwritable path.
+        """
         draw = _TIMELINES.get(path.suffix.lower())
         if draw is None:
             raise UsageError(f"--timeline: {path}: unknown suffix {path.suffix!r}; expected .html, .svg or .json")

@@ -118,7 +118,7 @@ class _UnderWay(Generic[T]):
 
     @property
     def bytes(self) -> int:
-        """Of its results on the device."""
+        """The size of its results on the device."""
         return self.lane.bytes if self.lane is not None else 0
 
     def land(self) -> Landed[T]:
@@ -148,7 +148,7 @@ class _Lane:
 
     @property
     def bytes(self) -> int:
-        """Of the results on the device."""
+        """The size of the results on the device."""
         return sum(tensor.nbytes for tensor in self._made.values())
 
     def start(self, batch: Arrived, seat: Seat) -> None:

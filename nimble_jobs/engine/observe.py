@@ -86,7 +86,7 @@ class Watched:
 
 
 def _identities(module: nn.Module) -> dict[str, int]:
-    """By name, the identity of each tensor that a module holds."""
+    """The identity of each tensor that a module holds, by name."""
     return {name: id(tensor) for name, tensor in tensors_in(module).items()}
 
 

@@ -27,7 +27,7 @@ def tracked(plan: Plan) -> int:
 
 
 def places_on_stream(plan: Plan) -> tuple[int, ...]:
-    """By task: its place on its stream, counted from 1 in launch order."""
+    """The place of each task on its stream, counted from 1 in launch order."""
     count = [0] * plan.streams
     place = [0] * len(plan.order)
     for task in plan.order:

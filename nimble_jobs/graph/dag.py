@@ -180,7 +180,7 @@ def columns(view: View, period: int) -> tuple[int, int]:
 
 
 def _periods(program: Program) -> dict[int, int]:
-    """By buffer, the commonest row length in bytes of views written with gaps. Other buffers are absent."""
+    """For each buffer, the commonest row length in bytes of views written with gaps. Other buffers are absent."""
     counts: defaultdict[int, Counter[int]] = defaultdict(Counter)
     for task in program.tasks:
         for view in (*task.writes, *task.mutates):

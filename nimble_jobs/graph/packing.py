@@ -194,7 +194,7 @@ def _meet(plan: Plan, users: dict[int, tuple[int, ...]], order: list[int]) -> Fl
 
 
 def _begun(plan: Plan, rows: dict[int, list[int]], bit: dict[int, int], count: int) -> list[int]:
-    """By buffer, as bits: the tasks in `bit` that have finished before any task that touches the buffer starts."""
+    """For each buffer, as bits: the tasks in `bit` that have finished before any task that touches it starts."""
     waits: dict[int, list[int]] = {}
     for sync in plan.syncs:
         waits.setdefault(sync.after, []).append(sync.before)

@@ -14,7 +14,7 @@ from nimble_jobs.schedule import Plan, Program
 
 
 def releases(program: Program, plan: Plan, buffers: Collection[int]) -> dict[int, tuple[int, ...]]:
-    """By task: which of `buffers` may be released just before the task is launched.
+    """For each task, which of `buffers` may be released just before the task is launched.
 
     A buffer belongs to the stream of the first task that touches it. If no later task of that stream is known to happen
     after all its users, the buffer stays until the end. O(tasks * live buffers) at worst.

@@ -108,7 +108,7 @@ def launch_order(graph: Dag, durations_us: Sequence[float] | None = None) -> tup
 
 
 def remaining_us(graph: Dag, durations_us: Sequence[float] | None = None) -> list[float]:
-    """By node, the length of the longest path that starts with it. Without durations, each task counts as 1."""
+    """The length of the longest path that starts with each node. Without durations, each task counts as 1."""
     cost = durations_us if durations_us is not None else [1.0] * graph.n
     remaining = [0.0] * graph.n
     for i in range(graph.n - 1, -1, -1):

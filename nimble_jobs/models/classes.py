@@ -24,8 +24,9 @@ class Classes:
 
 
 def classes_of(spec: ModelSpec) -> Classes | None:
-    """As config.json of a folder of transformers says, with the entries that `model.args` replace; None for models from
-    elsewhere. Raises ModelError for a configuration that is malformed.
+    """The classes that a transformers folder's config.json names, after `model.args` replaced entries of it.
+
+    None for models from elsewhere. Raises ModelError for a configuration that is malformed.
     """
     source = source_of(spec)
     if source.scheme != "transformers":

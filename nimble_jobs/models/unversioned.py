@@ -18,10 +18,10 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def unversioned_code(names: Collection[str]) -> dict[str, str]:
-    """By importable name, SHA-256 in hex over its files; of those names, and what they import, that are not installed.
+    """SHA-256 in hex over the files of each module that is not from an installed package, by importable name.
 
-    Of a package every file with code counts, imported or not. Nothing is executed. Raises ModelChanged for one that
-    this process has imported and that has changed since.
+    These are the modules among `names`, and those that they import. All files of a package with code count, imported or
+    not. Nothing is executed. Raises ModelChanged if this process has imported a module that has changed since.
     """
     found: dict[str, str] = {}
     queue = sorted(names)

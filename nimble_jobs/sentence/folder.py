@@ -218,7 +218,7 @@ def _output_of_texts(settings: dict[str, Any], own: Path) -> str:
 
 
 def _max_length(transformer: Path, settings: dict[str, Any], own: Path) -> int | None:
-    """As sentence-transformers finds it: its own setting, else the tokenizer's within the model's positions."""
+    """The limit in sentence-transformers: its own setting, else the tokenizer's, within the model's positions."""
     said = typed(settings, "max_seq_length", int, None, own)
     if said is None:
         known = [

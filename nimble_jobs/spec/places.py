@@ -19,7 +19,7 @@ def holds(folder: str | Path, path: str | Path) -> bool:
 
 
 def is_or_contains(folder: str | Path, path: str | Path) -> str:
-    """In words, how a folder that holds `path` lies to it."""
+    """Whether a folder that holds `path` is that path or contains it, as a word for messages."""
     return "is" if holds(path, folder) else "contains"
 
 

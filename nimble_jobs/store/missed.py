@@ -62,7 +62,7 @@ def _add_to_unsent(session: Session, facts: Mapping[str, Any]) -> bool:
 
 
 def _text(facts: Mapping[str, Any]) -> str:
-    """In one line."""
+    """The missed ticks in one line."""
     several = f"{facts['ticks']} ticks, {facts['first_due']} to {facts['last_due']}"
     when = facts["first_due"] if facts["ticks"] == 1 else several
     return f"{facts['timer']}: missed: {when}" + (f": {facts['reason']}" if facts["reason"] else "")

@@ -37,7 +37,7 @@ class Standing:
 
 
 def standing(session: Session, timer: str) -> Standing:
-    """As the transaction sees it."""
+    """The timer's open jobs as the transaction sees them."""
     # In two steps: a join would look at all ticks of the timer, and it may have half a million.
     jobs = select(JobRow.id, JobRow.state).where(JobRow.name == timer, JobRow.state.in_(OPEN))
     states: dict[str, str] = {job: state for job, state in session.execute(jobs)}  # noqa: C416  # rows are no pairs to mypy

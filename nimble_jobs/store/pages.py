@@ -42,7 +42,7 @@ class JobPages:
         return self._db.read(lambda session: int(session.scalar(query) or 0))
 
     def recent_misses(self, *, among: int, limit: int) -> list[Job]:
-        """Of the `among` newest jobs those that found no stored schedule, the newest first. With all their fields."""
+        """Those of the `among` newest jobs that found no stored schedule, the newest first, with all their fields."""
         newest = select(func.max(JobRow.seq)).scalar_subquery()
         query = select(JobRow).where(JobRow.seq > newest - among, JobRow.hit == Hit.MISS.value)
         query = query.order_by(JobRow.seq.desc()).limit(limit)

@@ -229,7 +229,7 @@ class Schedules:
         return workers
 
     def resident_bytes(self) -> dict[str, int]:
-        """By worker, the device memory of the schedules that it holds, as far as it was told."""
+        """The device memory of the schedules that each worker holds, as far as the worker reported it."""
         query = select(ResidentRow.worker, func.sum(ResidentRow.bytes)).group_by(ResidentRow.worker)
         rows = self._db.read(lambda session: session.execute(query).all())
         return {worker: int(nbytes or 0) for worker, nbytes in rows}

@@ -138,8 +138,10 @@ def _looked_at(store: Store, ref: ArtifactRef, *, every_byte: bool) -> dict[str,
 
 
 def statistics(store: Store) -> dict[str, Any]:
-    """Of the stored schedules: how many in each state, hits, bytes, artifacts. Of all uses since the state folder was
-    made: how many of each kind, misses by reason, and the seconds of building that the hits saved.
+    """Counts of the stored schedules: how many in each state, their hits, bytes and artifacts.
+
+    Also counts of all uses since the state folder was made: how many of each kind, misses by reason, and the seconds of
+    building that the hits saved.
     """
     from nimble_jobs.store import ScheduleState
     from nimble_jobs.store.prune import aged, stored_bytes

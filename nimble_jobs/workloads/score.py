@@ -231,7 +231,7 @@ def _record_feed(
 
 
 def _bad_records(attempt: _Attempt) -> BadRecords:
-    """Those that earlier attempts found."""
+    """The count of bad records, which begins with those that earlier attempts found."""
     before, context, reader = attempt.staging.bad, attempt.context, attempt.reader
     if attempt.answers is not None:
         before = [attempt.answers.first_record(refused) for refused in before]

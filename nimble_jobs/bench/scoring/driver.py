@@ -76,7 +76,7 @@ class _Run:
         self._shop.kept(self._results)
 
     def _tuned(self, system: System) -> _Contender:
-        """With its best setting."""
+        """The system with its best setting."""
         settings = self._request.settings(system)
         contender = _Contender(system=system, setting=settings[0])
         contender.error = self._missing(system)

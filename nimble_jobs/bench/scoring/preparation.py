@@ -57,9 +57,10 @@ def _inputs(model: nn.Module, layer: nn.Linear, x: torch.Tensor) -> torch.Tensor
 
 
 def _compare(layer: nn.Linear, features: torch.Tensor) -> None:
-    """Let class k be the more likely the nearer features are to those of picture k, of a few that are far apart.
+    """Set the layer's weights so that class k is likely if the features are near to those of the chosen picture k.
 
-    Minus the squared distance to a point is linear in the features but for a term that all classes share.
+    The chosen pictures lie far apart. The logit of a class is minus the squared distance to its picture, without the
+    term that all classes share; so it is linear in the features.
     """
     chosen = [0]
     while len(chosen) < min(_CLASSES, layer.out_features, len(features)):

@@ -37,7 +37,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Of the file."""
+        """The name of the file."""
         digest = hashlib.sha256(repr(self).encode()).hexdigest()
         return f"texts-{self.count}-{digest[:8]}.parquet"
 

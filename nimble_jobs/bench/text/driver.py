@@ -81,7 +81,7 @@ class _Run:
         return self._rows()
 
     def _tuned(self, system: TextSystem) -> _Contender:
-        """With its best setting; ours with its schedules stored."""
+        """The system with its best setting; ours also with its schedules stored."""
         settings = self._place.wanted.settings(system)
         contender = _Contender(system=system, setting=settings[0] if settings else None)
         contender.error = self._missing(system)

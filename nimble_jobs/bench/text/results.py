@@ -71,7 +71,7 @@ class TextRow:
 
     @property
     def padding_share(self) -> float | None:
-        """Of the tokens that the model computes."""
+        """The share of padding among the tokens that the model computes."""
         padded = self.trials[-1].padded_tokens if self.trials else None
         return 1 - self.tokens / padded if padded else None
 

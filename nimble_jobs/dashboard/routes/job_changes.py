@@ -36,7 +36,7 @@ def release(desk: Desk, query: Query, now: float) -> dict[str, Any]:
 
 
 def _answer(jobs: Sequence[Job], done: str, now: float) -> dict[str, Any]:
-    """With the words that the command prints."""
+    """The changed jobs, and the words that the command prints."""
     message = "; ".join(f"{job.name} {job.id}: {done}" for job in jobs[:8])
     return {"message": message, "jobs": [job_row(job, now) for job in jobs]}
 

@@ -140,7 +140,7 @@ class Tokenizer:
         return (first, second), long_first or long_second, (a, b)
 
     def _shortened(self, text: str) -> tuple[str, bool, int]:
-        """Of a very long text only the part that the limit leaves, and where that begins.
+        """The part of a very long text that fills the limit, whether it is only a part, and where it begins.
 
         The part grows until it has enough tokens. So memory is bounded, and the tokens are those of the whole text.
         """
@@ -153,7 +153,7 @@ class Tokenizer:
         return text, False, 0
 
     def _shortened_ids(self, ids: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
-        """Of tokens that are known already those that the limit leaves, and whether some are cut."""
+        """The known tokens that the limit leaves, and whether some are cut."""
         limit = self.rules.limit
         if len(ids) <= limit or self.rules.truncate == "error":
             return ids, False

@@ -64,7 +64,7 @@ class Ahead:
         fallback: str | None,
         build_s: float | None = None,
     ) -> Ahead:
-        """With the figures of a schedule, if there is one; `build_s` replaces its own."""
+        """An answer with the figures of a schedule, if there is one; `build_s` replaces the schedule's own."""
         return cls(
             key=key,
             input=input,

@@ -37,7 +37,7 @@ class FirstRun:
     wanted: bool = False  # the store knows that this job did without
 
     def summary(self) -> dict[str, Any]:
-        """As part of the job's schedule."""
+        """What the job's schedule says about its first run."""
         decided = self.decision
         return {
             "why": self.why or None,

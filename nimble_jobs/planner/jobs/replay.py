@@ -87,7 +87,7 @@ def replay(
 
 
 def _checked(entry: ScheduleEntry, request: Request, module: nn.Module, device: torch.device, store: Store) -> Replay:
-    """As a job's load does it, but counted as no use."""
+    """Load and check the schedule as a job does, but do not count it as a use."""
     example = {"x": example_of(request, module, device)}
     found: list[float] = []
     try:

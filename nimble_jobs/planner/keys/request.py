@@ -46,19 +46,22 @@ class Request:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of a batch as it crosses to the device."""
+        """The shape of a batch as it crosses to the device."""
         return (self.batch_size, *(self.shape if self.preprocess is None else self.preprocess.shape))
 
     @property
     def input_dtype(self) -> torch.dtype:
-        """Of a batch as it crosses. Without `preprocess` floating records take the model's dtype; others are int64."""
+        """The dtype of a batch as it crosses to the device.
+
+        Without `preprocess`, floating records take the model's dtype, and others are int64.
+        """
         if self.packing is not None:
             return torch.uint8
         return self.model_dtype if self.preprocess is None else crossing_dtype(self.preprocess)
 
     @property
     def model_dtype(self) -> torch.dtype:
-        """Of what the model itself is given; with several inputs, of its floating ones."""
+        """The dtype of what the model itself is given; with several inputs, of its floating ones."""
         return torch.int64 if self.whole else _FLOATS[self.model.dtype]
 
     @property

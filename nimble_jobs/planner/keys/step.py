@@ -83,7 +83,7 @@ def code_parts(model: ModelSpec, train: TrainSpec) -> dict[str, str]:
 
 
 def default_tolerance_of(precision: str, device: torch.device) -> float:
-    """That of the narrowest type that a step computes in, apart from what its module brings along.
+    """The default tolerance of the narrowest type that a step computes in, whatever types its module contains.
 
     Products in TF32 have fp16's ten bits.
     """

@@ -1,4 +1,4 @@
-"""Which stored schedule's choice a build may take over: that of a sibling, which differs in its bucket of texts only.
+"""Finds a stored sibling whose choice of candidate a build may take over. Siblings differ only in the bucket of texts.
 
 The same kernels tend to win over a range of lengths, so one search serves it. At the ends of that range others may win,
 and a length beyond it is searched.

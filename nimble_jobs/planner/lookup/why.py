@@ -1,4 +1,4 @@
-"""Is there a schedule for a request; if not, what of its key differs from the schedule that comes nearest."""
+"""Says whether a request's schedule is stored; if not, how its key differs from the nearest stored one."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Places:
 
     @classmethod
     def of(cls, module: nn.Module, names: set[str]) -> Places:
-        """Of a module's parameters, buffers and attributes with these dotted names."""
+        """The places of a module's parameters, buffers and attributes with these dotted names."""
         found: dict[str, tuple[str, dict[str, Any], str, torch.Tensor, int]] = {}
         for prefix, child in module.named_modules():
             holders: tuple[dict[str, Any], ...] = (parameters_of(child), buffers_of(child), vars(child))

@@ -1,4 +1,7 @@
-"""Is a replay faster than the model as it is? Both are timed in turns, and noise is no reason to leave the replay."""
+"""Finds out whether a replay is faster than the unchanged model.
+
+Both are timed in turns. If they differ by no more than noise, the replay is kept.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def may_have_streams(facts: GraphFacts, options: BuildOptions, device: torch.dev
 
 
 def few_plans(program: Planned, plans: Sequence[tuple[Plan, GraphFacts]]) -> list[tuple[Plan, GraphFacts]]:
-    """Of plans with rising numbers of streams, the few that are worth a capture that takes long, the widest first."""
+    """Which plans are worth a capture that takes long, the widest first. `plans` have rising numbers of streams."""
     few = list(plans)
     if few and few[-1][0].streams > _MOST_STREAMS:
         few[-1] = program.analysis.plan(durations_us=program.durations_us, max_streams=_MOST_STREAMS)

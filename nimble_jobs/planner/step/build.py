@@ -238,7 +238,7 @@ def step_tolerance(request: StepRequest, device: torch.device) -> float:
 
 
 def default_tolerance(request: StepRequest, device: torch.device) -> float:
-    """That of the narrowest type that the step computes in."""
+    """The default tolerance of the narrowest type that the step computes in."""
     return max(default_tolerance_of(request.precision, device), tolerance_for(request.module, request.x))
 
 

@@ -191,7 +191,7 @@ def _compare_update(i: int, found: Update, expected: Update, floors: Mapping[str
 
 
 def _floors(state: Tensors, parameters: Collection[str], size: float) -> dict[str, float]:
-    """By name of what is compared after an update, the root mean square below which it counts as zero."""
+    """For each value compared after an update, by name: the root mean square below which it counts as zero."""
     names = [n for n in state if not n.startswith("@")]
     of_buffers = _largest_by_kind(state, (n for n in names if n not in parameters))
     return {n: size if n in parameters else _floor_of_buffer(n, state, of_buffers) for n in names}

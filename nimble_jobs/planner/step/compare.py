@@ -100,7 +100,7 @@ def disturb(tensors: Iterable[torch.Tensor], unit: float, seed: int) -> None:
 
 
 def noise_of(found: Tensors, expected: Tensors) -> dict[str, float]:
-    """By name, the relative norm that the disturbed run differs by; 0 if nothing can be told."""
+    """The relative norm of the disturbed run's difference, by name; 0 if it cannot be computed."""
     norms = {name: verify.relative_norm(tensor, expected[name]) for name, tensor in found.items()}
     return {name: norm if math.isfinite(norm) else 0.0 for name, norm in norms.items()}
 

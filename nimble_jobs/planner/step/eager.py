@@ -163,7 +163,7 @@ class Arithmetic:
         return torch.full_like(loss, self._share) if scale is None else scale * self._share
 
     def gradients(self, loss: torch.Tensor, seed: torch.Tensor, *, accumulate: bool = True) -> dict[str, torch.Tensor]:
-        """Of the parameters that the loss depends on; `accumulate` as in `engine.step.differentiate`."""
+        """Gradients of the parameters that the loss depends on; `accumulate` as in `engine.step.differentiate`."""
         return differentiate({"loss": loss}, self.parameters, {"loss": seed}, accumulate=accumulate)
 
     def hides_gradients(self, x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -267,7 +267,7 @@ class EagerStep:
 
 
 def _count_correct(outputs: Any, y: torch.Tensor) -> torch.Tensor:
-    """Of scores of shape [batch, classes] and labels of shape [batch], else 0."""
+    """How many records are classified correctly; 0 unless there are scores [batch, classes] and labels [batch]."""
     scores = next((t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.dim() == 2), None)
     if scores is None or y.dim() != 1 or y.is_floating_point() or scores.shape[0] != y.shape[0]:
         return torch.zeros((), dtype=torch.int64, device=y.device)

@@ -41,7 +41,7 @@ class OptimizerRecipe:
             raise UsageError(f"optimizer.groups: the parameter {twice!r} is in two groups")
 
     def weight_decay_of(self, parameter: str) -> float:
-        """By the parameter's group, else the recipe's own."""
+        """The weight decay of the parameter's group; without a group, the recipe's own."""
         return next((decay for names, decay in self.groups if parameter in names), self.weight_decay)
 
 
@@ -95,5 +95,5 @@ class StepRequest:
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """Those that are trained, by name."""
+        """The parameters that are trained, by name."""
         return {n: p for n, p in self.module.named_parameters() if p.requires_grad}

@@ -45,7 +45,7 @@ class Bucket:
 
     @property
     def nbytes(self) -> int:
-        """Of a batch."""
+        """The size of a batch."""
         return self.rows * self.layout.nbytes
 
 

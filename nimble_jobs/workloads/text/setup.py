@@ -39,7 +39,7 @@ class TextSetup:
         return self.spec.tokens_per_batch or (TOKENS_PER_BATCH if pads else TOKENS_ON_CPU)
 
     def layout(self, length: int) -> Layout:
-        """Of the rows of a bucket."""
+        """The layout of a row in the bucket of this length."""
         return text_layout(length, vocabulary=self.vocabulary, token_types=self.tokenizer.rules.types)
 
     def to_json(self) -> dict[str, Any]:

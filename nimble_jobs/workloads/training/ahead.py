@@ -106,7 +106,7 @@ def built_now(answers: Mapping[Role, Answer], prepared: PreparedStep) -> dict[Ro
 
 
 def stored(prepared: PreparedStep, shape: str) -> Ahead:
-    """What is stored of a step, whose input with its shape is `shape`; the time of building is that of all programs."""
+    """What is stored for a step. `shape` names its input with its shape; the build time is that of all its programs."""
     step = prepared.step
     return Ahead.of(
         step.schedule,

@@ -253,7 +253,7 @@ def _train(
 
 
 def _bad_records(session: Session, progress: Progress) -> BadRecords:
-    """Those that earlier attempts found, each counted once."""
+    """The count of bad records, which begins with those that earlier attempts found, each counted once."""
     reader, report, before = session.data.reader, session.context.report, progress.bad_in_order()
     return BadRecords(session.spec.run, reader.total, place=reader.place, report=report, before=before)
 

@@ -56,7 +56,7 @@ class Epochs:
 
     @classmethod
     def of(cls, spec: JobSpec, data: Data) -> Epochs:
-        """As the spec says. Raises DataError if no batch is left, and as `Augment` does."""
+        """The epochs that a spec asks for. Raises DataError if no batch is left, and as `Augment` does."""
         train, reader, seed = spec.train, data.reader, spec.model.seed
         assert train is not None
         sampler = Sampler(reader.total, spec.input.batch_size, seed=seed, last_batch=train.last_batch)

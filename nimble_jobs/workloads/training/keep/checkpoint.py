@@ -146,7 +146,10 @@ class Checkpoints:
             remove_tree(temporary)
 
     def prune(self, step: int, keep_last: int, best: int | None) -> None:
-        """Of the checkpoints up to `step`, keep the last ones and that of step `best`. Another job wrote later ones."""
+        """Remove checkpoints up to `step`, except the last ones and the one of step `best`.
+
+        Another job has written any later ones.
+        """
         with reported(self.folder):
             for old in sorted(s for s in self._steps() if s <= step)[:-keep_last]:
                 if old != best:

@@ -48,7 +48,7 @@ class Forward:
 
     @classmethod
     def of(cls, setup: Setup) -> Forward:
-        """That of the training's module."""
+        """The forward pass of the training's module."""
         assert setup.spec.train is not None
         return cls(setup.module, setup.spec.model.dtype, by_name=takes_names(setup.spec.train.loss))
 
@@ -101,7 +101,7 @@ class SeveralForwards:
     """Calls the module for each batch through the `Forward` whose records have as many values as the batch's."""
 
     def __init__(self, forwards: Mapping[int, Forward]) -> None:
-        """By the number of values of a record."""
+        """`forwards` by the number of values of a record."""
         self.by_width = dict(forwards)
 
     @property
@@ -110,7 +110,7 @@ class SeveralForwards:
         return any(forward.replays for forward in self.by_width.values())
 
     def __call__(self, x: torch.Tensor) -> Any:
-        """As `Forward`."""
+        """Call the forward pass for records of this width."""
         return self.by_width[x.shape[-1]](x)
 
     def close(self) -> None:
