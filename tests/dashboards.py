@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
+from tests import prefork
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
@@ -44,9 +46,7 @@ class Dashboard:
     def started(cls, home: Path, *options: str, port: int = 0) -> Self:
         """Start one, and sign in."""
         command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", home, "dashboard", "--port", port, *options]
-        process = subprocess.Popen(
-            list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        process = prefork.start(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert process.stdout is not None
         address = urlsplit(process.stdout.readline().strip())
         assert address.port is not None, "the dashboard did not start"
