@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import prefork
+from tests import prefork, shared_dialect
 
 # OpenMP's threads spin while they wait. With more busy processes than cores, as in a parallel test run, they keep each
 # other from working: a training step then takes twenty times as long. Set before torch loads, and inherited by the
@@ -53,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before tests are collected, in this process and in each of xdist's, which inherit the environment."""
     complete = config.getoption("--all")
     settings.load_profile("all" if complete else "quick")
+    if not complete:
+        shared_dialect.install()
     if hasattr(config, "workerinput"):
         return
     os.environ.setdefault(ROUNDS, "20" if complete else "3")
