@@ -121,10 +121,9 @@ def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
         return Outcome(stop=context.stop()), {}
     context.report(phase="run", schedule=scoring.prepared.summary())
     loads, builds = (sum(getattr(lane.prepared, name) for lane in scoring.lanes) for name in ("load_s", "build_s"))
-    start = time.perf_counter()
     try:
         stages = scoring.run()
-        run_s = time.perf_counter() - start
+        run_s = time.perf_counter() - scoring.began
         summary, how_made = scoring.prepared.summary(), dict[str, Any]()
         if plan is not None and isinstance(feed, TextFeed):
             stages["text"] = text.figures(feed, plan, scoring.lanes, run_s)
@@ -138,7 +137,7 @@ def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
     if context.decoders is not None and context.decoders.trouble is not None and attempt.decode is not None:
         context.event("fallback", context.decoders.trouble, {})
     timings = {
-        "load_s": loads,
+        "load_s": loads + scoring.ready_s,
         "build_s": builds,
         "run_s": run_s,
         "replays": scoring.replays,

@@ -82,7 +82,8 @@ class Scoring:
         self._context, self._staging, self._feed, self._stages = context, staging, feed, stages
         self._shards, self._done = shards, frozenset(staging.done)
         self._adopted = tally.done
-        self._began = time.perf_counter()
+        self.ready_s = 0.0  # seconds that `run` took to capture what makes results of the outputs
+        self.began = time.perf_counter()  # when `run` asked for its first batch
         self._next: tuple[Arrived | None, Part] | None = None  # the batch that comes next, if it is known
         self.replays = 0  # batches that a schedule was replayed for; the others ran in eager
         self._heads, self._ends = heads_of(context.spec), ends
@@ -100,7 +101,12 @@ class Scoring:
 
     def run(self) -> dict[str, Any]:
         """Score and write all records; returns `Stages.summary`. Raises Stopped if the job has to end early."""
+        start = time.perf_counter()
         try:
+            if len(self.lanes) == 1:  # buckets of texts wait for their first batch, which may never come
+                self.prepared.loaded.make_ready(self._heads)
+            self.began = time.perf_counter()
+            self.ready_s = self.began - start
             self._run()
         finally:
             self._feed.close()
@@ -108,8 +114,6 @@ class Scoring:
         return self._stages.summary()
 
     def _run(self) -> None:
-        if len(self.lanes) == 1:  # buckets of texts wait for their first batch, which may never come
-            self.prepared.loaded.make_ready(self._heads)
         source = self._feed.arrived()
         writer = Sink(
             self._write,

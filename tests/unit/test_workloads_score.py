@@ -40,6 +40,8 @@ from nimble_jobs.workloads.scoring import Scoring, Tally
 from nimble_jobs.workloads.stages import Stages
 from tests.store_samples import queued
 
+READY_S = 0.01
+
 
 class AllInFlight:
     """A model that takes every batch before it gives the first result, as many replays in flight do."""
@@ -54,6 +56,7 @@ class AllInFlight:
 
     def make_ready(self, head: Any) -> None:
         self.steps.append("ready")
+        time.sleep(READY_S)
 
     def buffers(self, nbytes: int) -> Buffers:
         self.steps.append("feed")
@@ -107,6 +110,7 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
             summary = scoring.run()
             assert (len(staging.columns["id"]), len(staging.bad), tally.done, bad.count) == (12, 4, 16, 4)
             assert [stage["name"] for stage in summary["stages"]] == ["read and decode", "replay", "columns", "shards"]
+        assert scoring.ready_s >= READY_S, "it counts as loading, not as running"
         assert model.steps == ["ready", "feed"], "a capture waits for the whole device: no thread uses it yet"
 
 
