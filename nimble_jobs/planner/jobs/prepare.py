@@ -161,8 +161,10 @@ def _go_on(
     residents: Residents,
     report: Report,
 ) -> Prepared | None:
-    """What an earlier job left that had no schedule: with the one that was stored since, or as that job ended; None
-    where it cannot be used.
+    """A model that an earlier job left on the device without a schedule, made ready for this job.
+
+    It gets the schedule if one has been stored since; otherwise it runs as it did for that job. None if this job cannot
+    use the model.
     """
     if request.schedule.progressive != "auto" or request.schedule.on_miss != "build" or not kept.begin():
         return None

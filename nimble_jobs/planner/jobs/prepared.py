@@ -14,7 +14,7 @@ from nimble_jobs.planner.keys.request import tolerance_of
 
 
 class Progress(StrEnum):
-    """Where a job stands that began on what was quick to build."""
+    """How far a job is that began before its schedule was built."""
 
     EAGER = "eager"  # began in eager, and what is built is decided once its rate is known
     QUICK = "quick"  # moved to the quick candidate, and nothing better is being built
@@ -25,7 +25,7 @@ class Progress(StrEnum):
 
 @dataclass(kw_only=True)
 class FirstRun:
-    """What a job that began in eager has measured, what was decided on that, and which batches it moved at."""
+    """For a job that began in eager: what it measured, what was decided, and at which batches it moved."""
 
     parts: Mapping[str, str]  # of the key
     began: tuple[int, float] | None = None  # records done and seconds run, after what is slow only once

@@ -98,10 +98,10 @@ def keep(storables: Collection[Storable], store: Store) -> None:
 
 
 def read_stored(key: str, store: Store) -> Taken[Material] | Miss | Refused:
-    """The schedule of a key with its artifacts. What is missing or damaged is quarantined, and a miss; what failed its
-    check before is refused.
+    """The schedule of a key with its artifacts.
 
-    Nothing is deleted meanwhile, and may be afterwards. Raises StateFolderRefused, StoreError.
+    If something is missing or damaged, the schedule is quarantined, and the answer is a miss. A schedule that failed a
+    check before is refused. No artifact is deleted while this reads them. Raises StateFolderRefused, StoreError.
     """
     store.guard()
     with store.artifacts.in_use():

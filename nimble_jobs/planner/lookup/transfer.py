@@ -87,7 +87,7 @@ class _Refused(Exception):
 
 
 def _check_choice(schedule: Schedule) -> None:
-    """What says whether eager is faster."""
+    """Raises _Refused if the schedule does not say soundly whether eager is faster."""
     if schedule.runs not in ("schedule", "eager"):
         raise _Refused(f"not a sound schedule: runs is {schedule.runs!r:.40}; expected 'schedule' or 'eager'")
     if schedule.noise is not None and not (isinstance(schedule.noise, float) and 0 <= schedule.noise <= 1):

@@ -102,11 +102,10 @@ def _tables(tensors: list[torch.Tensor]) -> list[dict[int, object]]:
 
 @contextlib.contextmanager
 def refusing_to_prepare(device: torch.device, again: Callable[[], object]) -> Iterator[None]:
-    """Around what a model is prepared by: raises CannotRecord for whatever it raises there and `again`, a step in
-    eager, does not.
+    """Wrap the preparation of a model. If the block fails, run `again`, a step in eager.
 
-    What `again` raises comes through, as do errors of our own and of too little memory. Raises DeviceFault if the
-    device does not answer.
+    If `again` works, the preparation is to blame: raises CannotRecord. If it fails too, its error is raised. Errors of
+    our own and of too little memory pass unchanged. Raises DeviceFault if the device no longer responds.
     """
     try:
         yield

@@ -16,8 +16,9 @@ _rest: ContextVar[Callable[[float], None] | None] = ContextVar("rest", default=N
 
 @contextmanager
 def resting(rest: Callable[[float], None]) -> Iterator[None]:
-    """Inside the block, this thread calls `rest` with the seconds of each stage that used the device, once it is over:
-    what shares the device with others lets them have it then.
+    """Inside the block, this thread calls `rest` after each stage that used the device, with the stage's seconds.
+
+    So a build that shares the device can leave it to others for a while.
     """
     before = _rest.set(rest)
     try:

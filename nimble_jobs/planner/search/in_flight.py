@@ -69,9 +69,9 @@ class InFlight:
         self._rate = 0.0
 
     def most_records(self, single: Found, passed: Sequence[Found]) -> Found:
-        """What gives most records a second among the candidates that passed, with how many in flight.
+        """The candidate with the most records a second among those that passed, with its number of replays in flight.
 
-        The weights are left as the last one that was measured needs them. Raises DeviceFault.
+        Afterwards the weights lie as the candidate measured last needs them. Raises DeviceFault.
         """
         asked = self._options.in_flight
         if asked == "auto" or asked == 1:

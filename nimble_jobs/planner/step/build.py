@@ -111,7 +111,7 @@ class CapturedStep:
 def prepare_step(
     request: StepRequest, *, device: torch.device, parts: Parts = _NO_PARTS, report: Report = lambda **_: None
 ) -> TrainingStep:
-    """The step of `build_step`."""
+    """The step that `build_step` makes, without what the store would keep."""
     return build_step(request, device=device, parts=parts, report=report).value
 
 
@@ -120,10 +120,9 @@ def build_step(
 ) -> Fresh[TrainingStep]:
     """The fastest checked step of `request.module`, which lies on `device`.
 
-    `parts` are those of its key, as far as it is to be found again. Weights, statistics and random states are
-    afterwards as they were; weights of convolutions may lie in another memory format inside of the same parameters. A
-    step that no schedule can hold, or that disagrees with eager, runs in eager, and `fallback` says why. Raises
-    OutOfMemory.
+    `parts` are the parts of its key, if it is to be stored. Weights, statistics and random states keep their values,
+    but weights of convolutions may end up in another memory format, inside the same parameters. A step that no
+    schedule can hold, or that disagrees with eager, runs in eager, and `fallback` says why. Raises OutOfMemory.
     """
     report(phase="build")
     eager = EagerStep(request, device)

@@ -89,7 +89,7 @@ class LiveStep:
     def record(
         self, source: Source, objective: Callable[..., Any], role: Role, *, like: Program | None = None
     ) -> Recording:
-        """Record one program, `like` it was before. The values are then as they were at first. Raises CannotRecord."""
+        """Record one program, and put all values back. `like` is an earlier recording of it. Raises CannotRecord."""
         arithmetic = self.eager.arithmetic
         accumulate = arithmetic.hides_gradients(*self.inputs.values())
         self.restore()

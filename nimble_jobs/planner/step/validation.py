@@ -89,7 +89,7 @@ def prepare_forward(
 
 
 def _restored(module: nn.Module, x: torch.Tensor, material: Material, keep_integers: bool) -> Restored:
-    """Captured and checked; without an instance if eager is faster."""
+    """The stored schedule, captured and checked; without an instance if eager is faster."""
     if material.schedule.runs == "eager":
         return Restored(schedule=material.schedule, module=module, instances=())
     observed = observe_calls(module, {"x": x}, x.device, keep_integers=keep_integers)
