@@ -96,6 +96,18 @@ BAD_TEXTS = [
         "10: input.text: not allowed if input.format is parquet; expected format: text",
     ),
     text(
+        "format: text\n  fields: {x: body, id: id}\n  text: {max_length: 64}",
+        "format: parquet\n  fields: {x: {pixel_values: image, input_ids: body}, id: id}\n"
+        "  text: {max_length: 64, buckets: [32, 64], tokens_per_batch: 640}",
+        "10: input.text.buckets: not allowed if input.fields.x is a mapping, whose texts all have one length; expected max_length alone",
+        "10: input.text.tokens_per_batch: not allowed if input.fields.x is a mapping, whose texts all have one length; expected input.batch_size",
+    ),
+    text(
+        "format: text\n  fields: {x: body, id: id}",
+        "format: parquet\n  fields: {x: {pixel_values: image, tokens: body}, id: id}",
+        "10: input.text: not allowed if input.format is parquet; expected format: text",
+    ),
+    text(
         LIMIT,
         "{max_length: 129}",
         "10: input.text.max_length: found 129, but the model has 128 positions; expected at most 128",

@@ -8,6 +8,7 @@ from pathlib import Path
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.reader import Reader, Targets
 from nimble_jobs.data.source import Joined, Source, list_files
+from nimble_jobs.data.text.fixed import AsTokens
 from nimble_jobs.seen import FileList
 from nimble_jobs.spec.formats import SUFFIXES
 from nimble_jobs.spec.model import InputSpec
@@ -19,18 +20,21 @@ def open_reader(
     label_names: Sequence[str] | None = None,
     targets: Targets = "classes",
     files: FileList | None = None,
+    tokens: AsTokens | None = None,
 ) -> Reader:
     """A reader for `input` of a spec. `label_names` gives text labels the numbers that a training gave them.
 
     `files`: only these, as they were listed. A file that has changed or cannot be read makes bad records.
     `targets` says what labels are: classes, numbers (float32), shares (numbers from 0 to 1), or what the file holds:
     numbers if it holds fractions.
-    Raises DataError, naming the file and the field, when the input is missing, empty or not what the spec says.
+    `tokens` is called if one of several inputs is a column of text, and says how that becomes tokens.
+    Raises what `tokens` raises, and DataError, naming the file and the field, when the input is missing, empty or not
+    what the spec says.
     """
-    return Reader(_open(spec, files), allow_nan=spec.allow_nan, label_names=label_names, targets=targets)
+    return Reader(_open(spec, files, tokens), allow_nan=spec.allow_nan, label_names=label_names, targets=targets)
 
 
-def _open(spec: InputSpec, files: FileList | None) -> Source:
+def _open(spec: InputSpec, files: FileList | None, tokens: AsTokens | None) -> Source:
     # Formats are imported here, because importing pyarrow and Pillow takes longer than running a small job.
     if spec.format == "images":
         from nimble_jobs.data.images import open_images
@@ -41,17 +45,17 @@ def _open(spec: InputSpec, files: FileList | None) -> Source:
 
         return open_requests(list_files(spec.source, SUFFIXES[spec.format]))
     if spec.format == "text":
-        from nimble_jobs.data.text import open_texts
+        from nimble_jobs.data.text.opening import open_texts
 
         return open_texts(spec, files)
-    open_one = _opener(spec)
+    open_one = _opener(spec, tokens)
     if files is not None:
         return open_listed(files, open_one)
     parts = [open_one(path) for path in list_files(spec.source, SUFFIXES[spec.format])]
     return parts[0] if len(parts) == 1 else Joined(parts)
 
 
-def _opener(spec: InputSpec) -> Callable[[Path], Source]:
+def _opener(spec: InputSpec, tokens: AsTokens | None) -> Callable[[Path], Source]:
     if spec.format in ("npy", "npz"):
         from nimble_jobs.data.arrays import open_arrays
 
@@ -63,7 +67,7 @@ def _opener(spec: InputSpec) -> Callable[[Path], Source]:
     if spec.format == "parquet":
         from nimble_jobs.data.parquet import open_parquet
 
-        return lambda path: open_parquet(spec, path)
+        return lambda path: open_parquet(spec, path, tokens)
     from nimble_jobs.data.csv_file import open_csv
 
     return lambda path: open_csv(spec, path)

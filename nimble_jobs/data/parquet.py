@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +23,7 @@ from nimble_jobs.data.several_columns import source_of
 from nimble_jobs.data.source import Source
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.table import OpenTable, check_columns
+from nimble_jobs.data.text.fixed import AsTokens
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import name_of, open_regular
 from nimble_jobs.spec.model import InputSpec
@@ -34,9 +36,12 @@ _INDEX = 4  # bytes per value of a column whose equal values are held once
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "INT96": 8}
 
 
-def open_parquet(spec: InputSpec, path: Path) -> Source:
-    """Rows of one Parquet file. Raises DataError if the file or a column is missing or unreadable."""
-    return opened_as(source_of, spec, path)
+def open_parquet(spec: InputSpec, path: Path, tokens: AsTokens | None = None) -> Source:
+    """Rows of one Parquet file. `tokens` says how a text becomes tokens, if it is one of several inputs.
+
+    Raises DataError if the file or a column is missing or unreadable, and what `tokens` raises.
+    """
+    return opened_as(partial(source_of, tokens=tokens), spec, path)
 
 
 def opened_as(make: Callable[[InputSpec, Stamp, OpenTable], T], spec: InputSpec, path: Path) -> T:

@@ -190,7 +190,7 @@ class Reader:
         Only if the input's format is text. Closing the generator ends its threads. Raises DataError when the input
         changed or vanished.
         """
-        from nimble_jobs.data.text import read_texts
+        from nimble_jobs.data.text.reading import read_texts
 
         unlabelled = self._labels.bad if self._labels is not None else {}
         for texts in read_texts(self._source, ranges, meter=meter):

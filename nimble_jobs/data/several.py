@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -25,6 +26,27 @@ from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
 
 _NO_IMAGES = ("mask", "ids")  # end the names of arguments whose bytes are flags or numbers of tokens
+
+
+class Column(Protocol):
+    """Where the values of one input come from, or of those that a text makes."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of a row that it fills."""
+
+    @property
+    def source(self) -> Source: ...
+
+    @property
+    def is_image(self) -> bool:
+        """Whether `input.transform` applies to it."""
+
+    def fill(self, fields: np.ndarray, indexes: np.ndarray, give: Give | None, *, allow_nan: bool) -> dict[int, str]:
+        """Write the good ones of these records into their rows of `fields`, a structured array [n] with a field for
+        each part; why others are bad, by row.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,11 +77,18 @@ class Member:
         return cls(part=part, source=source, stored=True)
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """As `Column` says."""
+        return (self.part,)
+
+    @property
     def is_image(self) -> bool:
+        """As `Column` says."""
         return self.part.preprocess is not None
 
-    def fill(self, field: np.ndarray, indexes: np.ndarray, give: Give | None, *, allow_nan: bool) -> dict[int, str]:
-        """Write the good ones of these records into their rows of `field` [n, *stored]; why others are bad, by row."""
+    def fill(self, fields: np.ndarray, indexes: np.ndarray, give: Give | None, *, allow_nan: bool) -> dict[int, str]:
+        """As `Column` says."""
+        field = fields[self.part.path]
         loaded = self.source.load(indexes, Wanted(stored=self.stored), give=give)
         bad = {row: f"{self.part.path}: {why}" for row, why in loaded.bad.items()}
         x = loaded.x.reshape(len(loaded.x), *self.part.stored)
@@ -88,7 +117,7 @@ class OfArgument(FieldsSpec):
 class SeveralSource(Unblocked):
     """Records of several inputs of one file. A record is bad if one of its inputs is."""
 
-    def __init__(self, spec: InputSpec, members: Sequence[Member]) -> None:
+    def __init__(self, spec: InputSpec, members: Sequence[Column]) -> None:
         """The first member has the ids and labels. Raises DataError if a transform has no image to apply to."""
         first = members[0].source
         if spec.transform != TransformSpec() and not any(member.is_image for member in members):
@@ -99,7 +128,7 @@ class SeveralSource(Unblocked):
         self._members = members
         self._first = first
         self._allow_nan = spec.allow_nan
-        self.packing = Packing(tuple(member.part for member in members))
+        self.packing = Packing(tuple(part for member in members for part in member.parts))
         self.signature = Signature(shape=(self.packing.nbytes,), dtype="uint8")
         self.preprocess: Preprocess | None = None
         self.total = first.total
@@ -127,7 +156,7 @@ class SeveralSource(Unblocked):
         fields = self.packing.fields(rows)
         bad = self._odd(indexes)
         for number, member in enumerate(self._members):
-            found = member.fill(fields[member.part.path], indexes, self._give(number, give), allow_nan=self._allow_nan)
+            found = member.fill(fields, indexes, self._give(number, give), allow_nan=self._allow_nan)
             for row, why in found.items():
                 bad.setdefault(row, why)
         if bad:

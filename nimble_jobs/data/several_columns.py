@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from nimble_jobs.data.blocks import Block, Give, Kept, keep_bytes
 from nimble_jobs.data.columns import choose, is_encoded, is_list, stored_as
-from nimble_jobs.data.several import Member, SeveralSource, parts_of
+from nimble_jobs.data.several import Column, Member, SeveralSource, parts_of
 from nimble_jobs.data.source import Source
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.table import OpenTable, TableSource
+from nimble_jobs.data.text.fixed import AsTokens, FixedRows
+from nimble_jobs.data.text.table_texts import TableTexts, is_plain_text
+from nimble_jobs.data.text.values import Text
+from nimble_jobs.errors import DataError
+from nimble_jobs.packing import Part
 from nimble_jobs.spec.model import InputSpec
+
+IDS, MASK = "input_ids", "attention_mask"  # the arguments of a text's tokens
 
 
 class SeveralColumns(SeveralSource):
     """Several inputs from the columns of one table, which is read once for all of them."""
 
-    def __init__(self, spec: InputSpec, stamp: Stamp, table: OpenTable) -> None:
-        members = []
-        self._tables: list[TableSource] = []
+    def __init__(self, spec: InputSpec, stamp: Stamp, table: OpenTable, tokens: AsTokens | None = None) -> None:
+        members: list[Column] = []
+        self._tables: list[TableSource | TableTexts] = []
         for argument, part in parts_of(spec).items():
             names = choose(Path(stamp.path), part.fields.name, table.schema.names, part.fields.which)
-            source = TableSource(part, stamp, replace(table, names=names, bad={}))
+            own = replace(table, names=names, bad={})
+            if tokens is not None and argument == IDS and _is_text(part.fields.name, table):
+                if MASK in (spec.fields.arguments or {}):
+                    problem = f"{MASK} is made of the text of {IDS}; expected no {MASK}"
+                    raise DataError(f"{stamp.path}: input.fields.x: {problem}")
+                texts = TableTexts(part, stamp, own)
+                self._tables.append(texts)
+                members.append(TextMember(source=texts, rows=tokens()))
+                continue
+            source = TableSource(part, stamp, own)
             self._tables.append(source)
             members.append(Member.of(argument, source, scalar=_is_number(part.fields.name, table)))
         super().__init__(spec, members)
@@ -51,9 +67,46 @@ class SeveralColumns(SeveralSource):
         return {row: self._bad[index] for row, index in enumerate(indexes.tolist()) if index in self._bad}
 
 
-def source_of(spec: InputSpec, stamp: Stamp, table: OpenTable) -> Source:
-    """The records of a table: of one input, or of several. Raises DataError."""
-    return TableSource(spec, stamp, table) if spec.fields.arguments is None else SeveralColumns(spec, stamp, table)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextMember:
+    """A column of text, which makes two inputs: the tokens, and the mask of those that are padding."""
+
+    source: TableTexts
+    rows: FixedRows
+    is_image = False
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """As `Column` says."""
+        return self.rows.parts
+
+    def fill(self, fields: np.ndarray, indexes: np.ndarray, give: Give | None, *, allow_nan: bool) -> dict[int, str]:
+        """As `Column` says."""
+        assert self.source.layout is not None
+        assert give is not None
+        starts = self.source.layout.starts
+        texts: list[Text | None] = []
+        bad: dict[int, str] = {}
+        numbers = np.searchsorted(starts, indexes, side="right") - 1
+        for row, (index, number) in enumerate(zip(indexes.tolist(), numbers.tolist(), strict=True)):
+            block, at = give(number), index - int(starts[number])
+            texts.append(None if block.place[at] < 0 else block.values[at])
+            if block.place[at] < 0:
+                bad[row] = f"{IDS}: {block.bad[at]}"
+        for row, why in self.rows.fill(fields, texts).items():
+            bad.setdefault(row, f"{IDS}: {why}")
+        return bad
+
+
+def source_of(spec: InputSpec, stamp: Stamp, table: OpenTable, tokens: AsTokens | None = None) -> Source:
+    """The records of a table: of one input, or of several. Raises DataError, and what `tokens` raises."""
+    if spec.fields.arguments is None:
+        return TableSource(spec, stamp, table)
+    return SeveralColumns(spec, stamp, table, tokens)
+
+
+def _is_text(name: str, table: OpenTable) -> bool:
+    return name in table.schema.names and is_plain_text(table.schema.field(name).type)
 
 
 def _is_number(name: str, table: OpenTable) -> bool:

@@ -165,7 +165,7 @@ class InputSpec(Frozen):
         description="What decodes pictures: the CPU, or a CUDA device with a decoder; auto: the device if possible.",
     )
     allow_nan: bool = Field(default=False, description="Accept records that hold NaN.")
-    text: TextSpec | None = Field(default=None, description="How texts become tokens; for format: text only.")
+    text: TextSpec | None = Field(default=None, description="How texts become tokens, if records are or hold text.")
     only_new: Annotated[
         OnlyNewSpec | None,
         BeforeValidator(or_defaults, json_schema_input_type=OnlyNewSpec | bool | None),

@@ -27,12 +27,22 @@ _TOKENIZERS = (
     "sentencepiece.bpe.model",
     "tokenizer.model",
 )
+_PADDED = "not allowed if input.fields.x is a mapping, whose texts all have one length"
 
 
-@rule("input.format", "input.text")
+@rule("input.format", "input.text", "input.fields.x")
 def _only_text(spec: JobSpec) -> Iterator[Finding]:
-    if spec.input.text is not None and spec.input.format not in TEXTS:
-        yield Finding("input.text", f"not allowed if input.format is {spec.input.format}", "format: text")
+    """Texts are records, or one of several inputs."""
+    text, format_ = spec.input.text, spec.input.format
+    if text is None or format_ in TEXTS:
+        return
+    if format_ != "parquet" or "input_ids" not in (spec.input.fields.arguments or {}):
+        yield Finding("input.text", f"not allowed if input.format is {format_}", "format: text")
+        return
+    if text.buckets != "auto":
+        yield Finding("input.text.buckets", _PADDED, "max_length alone")
+    if text.tokens_per_batch is not None:
+        yield Finding("input.text.tokens_per_batch", _PADDED, "input.batch_size")
 
 
 @rule("input.format", "kind")

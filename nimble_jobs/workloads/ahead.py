@@ -23,7 +23,7 @@ from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.store import ScheduleEntry, Store
 from nimble_jobs.workloads.score import request_of
 from nimble_jobs.workloads.text.job import TextPlan, plan_of
-from nimble_jobs.workloads.text.setup import set_up
+from nimble_jobs.workloads.text.setup import ColumnOfText, set_up
 from nimble_jobs.workloads.training import ahead as training
 from nimble_jobs.workloads.training import text_ahead as text_training
 
@@ -51,7 +51,7 @@ def asked(
     spec: JobSpec, allowed_python: tuple[Path, ...] = (), memory_bytes: int | None = None
 ) -> tuple[Request, torch.device]:
     """What a scoring job will ask of the planner, if its records are no texts. See `asked_each`."""
-    with open_reader(spec.input) as reader:
+    with open_reader(spec.input, tokens=ColumnOfText(spec)) as reader:
         device = devices.resolve(spec.run.device)
         return request_of(spec, reader, device, allowed_python, memory_bytes), device
 
@@ -63,7 +63,7 @@ def asked_each(
 
     `memory_bytes` is the `--gpu-memory` of the worker that will run the job, if you set one.
     """
-    with open_reader(spec.input) as reader:
+    with open_reader(spec.input, tokens=ColumnOfText(spec)) as reader:
         device = devices.resolve(spec.run.device)
         request = request_of(spec, reader, device, allowed_python, memory_bytes)
         if spec.input.format not in TEXTS:

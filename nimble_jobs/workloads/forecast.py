@@ -14,6 +14,7 @@ from nimble_jobs.planner import Request
 from nimble_jobs.planner.jobs.first_run import expected, idle_cores
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
+from nimble_jobs.workloads.text.setup import ColumnOfText
 
 
 def forecast(
@@ -29,7 +30,7 @@ def forecast(
     if eager_us is None:
         why = "a job begins in eager and decides once it knows its rate; if it builds nothing, an idle worker will"
         return {"plan": None, "why": why}
-    with open_reader(spec.input) as reader:
+    with open_reader(spec.input, tokens=ColumnOfText(spec)) as reader:
         records = reader.total
     on_gpu, call_s = able(device).asynchronous, eager_us / 1e6
     builds = store.schedules.builds(devices.describe(device))

@@ -24,7 +24,7 @@ from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.source import source_of
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.formats import TEXTS
-from nimble_jobs.workloads.text.setup import set_up
+from nimble_jobs.workloads.text.setup import ColumnOfText, set_up
 from nimble_jobs.workloads.training.batches.augment import Augment
 from nimble_jobs.workloads.training.step.losses import targets
 
@@ -43,11 +43,11 @@ def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
     reader: Reader | None = None
     try:
         wanted = targets(spec.train.loss) if spec.train is not None else "classes"
-        reader = open_reader(spec.input, targets=wanted)
+        reader = open_reader(spec.input, targets=wanted, tokens=ColumnOfText(spec))
         _input(reader, seen)
         if spec.train is not None:
             Augment(spec.train.augment, reader.signature, seed=spec.model.seed, decodes=reader.decodes)
-    except DataError as e:
+    except (DataError, ModelError) as e:
         seen.problems.append(str(e))
     try:
         seen.found["device"] = devices.describe(devices.resolve(spec.run.device))

@@ -36,7 +36,7 @@ from nimble_jobs.workloads.stages import Stages
 from nimble_jobs.workloads.text import job as text
 from nimble_jobs.workloads.text.feed import TextFeed
 from nimble_jobs.workloads.text.per_token import per_token
-from nimble_jobs.workloads.text.setup import TextSetup, set_up
+from nimble_jobs.workloads.text.setup import ColumnOfText, TextSetup, set_up
 from nimble_jobs.workloads.waiting import waiting
 
 
@@ -51,8 +51,9 @@ def run(context: JobContext) -> Outcome:
     work = only_new.choose(context, now=time.time()) if spec.input.only_new is not None else None
     if isinstance(work, Outcome):
         return work
-    with open_reader(spec.input, files=work.files if work else None) as reader:
-        attempt = _claimed(context, device, reader, work)
+    column = ColumnOfText(spec)
+    with open_reader(spec.input, files=work.files if work else None, tokens=column) as reader:
+        attempt = _claimed(context, device, reader, work, column)
         outcome, left = _scored(attempt)
     return outcome if work is None or outcome.stop is not Stop.GO else only_new.finish(context, outcome, work, left)
 
@@ -69,6 +70,7 @@ class _Attempt:
     why_not: str | None  # why the device does not decode them, if it might have
     work: only_new.Work | None  # which files, with `input.only_new`
     texts: TextSetup | None  # how texts become tokens; None if there are none
+    column: ColumnOfText  # how a text among several inputs becomes tokens, if there is one
     answers: Answers | None  # what makes the lines of a batch file; None for other formats
 
     def request(self) -> Request:
@@ -77,12 +79,15 @@ class _Attempt:
         return request_of(context.spec, self.reader, self.device, context.allowed_python, context.memory_bytes)
 
 
-def _claimed(context: JobContext, device: torch.device, reader: Reader, work: only_new.Work | None) -> _Attempt:
+def _claimed(
+    context: JobContext, device: torch.device, reader: Reader, work: only_new.Work | None, column: ColumnOfText
+) -> _Attempt:
     """Decide what decodes, and claim the output. Raises UsageError for a device that cannot decode, OutputExists."""
     spec, job, ledger = context.spec, context.job, context.store.publications
     decode, why_not = decodes.choose(spec, reader, device)
     texts = set_up(spec) if spec.input.format in TEXTS else None
-    how = basis(spec, reader, decode, texts.to_json() if texts is not None else None)
+    setup = texts or column.setup
+    how = basis(spec, reader, decode, setup.to_json() if setup is not None else None)
     decoded_by = str(decode) if decode is not None else None
     if context.decoders is not None:
         reader.hire(context.decoders)
@@ -104,6 +109,7 @@ def _claimed(context: JobContext, device: torch.device, reader: Reader, work: on
         why_not=why_not,
         work=work,
         texts=texts,
+        column=column,
         answers=answers,
     )
 
@@ -130,6 +136,10 @@ def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
             summary["buckets"] = stages["text"].pop("buckets")
             how_made["text"] = {**plan.setup.to_json(), "truncated": stages["text"]["truncated"]}
             text.tell_figures(context, stages["text"])
+        elif (setup := attempt.column.setup) is not None:
+            said = {"truncated": attempt.column.cut, "records": scoring.scored, "max_length": setup.limit}
+            how_made["text"] = {**setup.to_json(), "truncated": said["truncated"]}
+            text.tell_figures(context, said)
     except Stopped:
         return Outcome(stop=context.stop(), schedule=scoring.prepared.summary()), {}
     finally:
@@ -178,7 +188,7 @@ def _ready(attempt: _Attempt, early: EarlyBuffers) -> tuple[Scoring, Feed, text.
     for number, lane in enumerate(lanes):
         tell(context, lane.prepared, f"up to {plan.buckets[number].length} tokens: " if plan is not None else "")
     shards = shards_for(reader, context.spec.output.shard_size)
-    tally = tally_of(staging, shards)
+    tally = Tally.of(staging, shards)
     bad = _bad_records(attempt)
     if plan is not None:
         feed: Feed
@@ -235,12 +245,6 @@ def _bad_records(attempt: _Attempt) -> BadRecords:
     if attempt.answers is not None:
         before = [attempt.answers.first_record(refused) for refused in before]
     return BadRecords(context.spec.run, reader.total, place=reader.place, report=context.report, before=before)
-
-
-def tally_of(staging: Staging, shards: list[tuple[int, int]]) -> Tally:
-    """The records in shards that earlier attempts finished."""
-    adopted = sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done)
-    return Tally(done=adopted)
 
 
 def _published(

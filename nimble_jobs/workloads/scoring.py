@@ -60,6 +60,11 @@ class Tally:
 
     done: int = 0
 
+    @classmethod
+    def of(cls, staging: Staging, shards: list[tuple[int, int]]) -> Tally:
+        """The records in shards that earlier attempts finished."""
+        return cls(done=sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done))
+
 
 class Scoring:
     """Scores all shards that are not finished yet."""

@@ -1,4 +1,4 @@
-"""Texts in columns of Parquet and CSV files."""
+"""Opens columns of text in Parquet and CSV files."""
 
 from __future__ import annotations
 
@@ -9,51 +9,18 @@ import numpy as np
 import pyarrow as pa
 
 from nimble_jobs import moves
-from nimble_jobs.data import columns
 from nimble_jobs.data.blocks import Layout
 from nimble_jobs.data.csv_blocks import Blocks, Found, Lines, extra_of
 from nimble_jobs.data.csv_cells import parse
 from nimble_jobs.data.csv_cuts import Cut, cuts
 from nimble_jobs.data.csv_file import header
 from nimble_jobs.data.parquet import opened_as
-from nimble_jobs.data.source import record_of
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import OpenTable, check_columns, column_ids, to_objects
-from nimble_jobs.data.text.values import Rows, TextSource, Unreadable, decoded, paired
+from nimble_jobs.data.table import OpenTable, check_columns
+from nimble_jobs.data.text.table_texts import TableTexts
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import mapped, usable_cores
 from nimble_jobs.spec.model import InputSpec
-
-
-class TableTexts(TextSource):
-    """Columns of text of one file."""
-
-    def __init__(self, spec: InputSpec, stamp: Stamp, table: OpenTable) -> None:
-        if int(table.layout.starts[-1]) == 0:
-            raise DataError(f"{stamp.path}: no records; expected at least one")
-        for name in table.names:
-            kind = columns.stored_as(table.schema.field(name).type)
-            if not _is_text(kind) and not (table.line and columns.is_binary(kind)):
-                raise DataError(f"{stamp.path}: input.fields.x: column {name!r} holds {kind}; expected text")
-        fields, where = spec.fields, f"{stamp.path}: input.fields"
-        ids = labels = None
-        if fields.id is not None:
-            ids = column_ids(table.extra.column(fields.id), f"{where}.id: {fields.id!r}", table.line)
-        if fields.label is not None:
-            labels = to_objects(table.extra.column(fields.label), f"{where}.label: {fields.label!r}")
-        super().__init__(stamp, table.layout, ids=ids, labels=labels, lines=table.line is not None)
-        self._table = table
-
-    def place(self, index: int) -> str:
-        line = self._table.line
-        return line(index) if line is not None else record_of(self.stamps[0].path, index)
-
-    def rows(self, number: int) -> Rows:
-        table = self._table.read(number)
-        first = int(self._table.layout.starts[number])
-        bad = {row: self._table.bad[first + row] for row in range(table.num_rows) if first + row in self._table.bad}
-        texts = [_texts(table.column(name), name, bad) for name in self._table.names]
-        return Rows(texts=paired(texts, bad), bad=bad, nbytes=table.nbytes)
 
 
 def open_parquet_texts(spec: InputSpec, path: Path) -> TableTexts:
@@ -107,32 +74,3 @@ def _found(stamp: Stamp, path: Path, known: Sequence[str], names: Sequence[str],
             found.append(one)
             moves.made()
     return found
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _texts(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> list[str | None]:
-    """The texts in a column. Rows without one are added to `bad`."""
-    try:
-        values: list[str | bytes | None] = column.to_pylist()
-    except UnicodeDecodeError:  # Parquet promises UTF-8, but writers break that promise
-        values = _bytes(column).to_pylist()
-    texts: list[str | None] = []
-    for row, value in enumerate(values):
-        try:
-            if value is None:
-                raise Unreadable("is null; expected text")
-            texts.append(decoded(value) if isinstance(value, bytes) else value)
-        except Unreadable as e:
-            texts.append(None)
-            bad.setdefault(row, f"column {name!r} {e}")
-    return texts
-
-
-def _bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if pa.types.is_dictionary(column.type):
-        column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], type=column.type.value_type)
-    return column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())

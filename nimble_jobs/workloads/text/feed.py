@@ -16,7 +16,8 @@ from nimble_jobs.data import BadRecord, Batch, Reader
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.data.ragged import Ragged
 from nimble_jobs.data.records import TokenRows
-from nimble_jobs.data.text import Texts
+from nimble_jobs.data.text.fixed import fill
+from nimble_jobs.data.text.reading import Texts
 from nimble_jobs.data.text.tokenizer import Tokens
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.packing import Layout
@@ -250,30 +251,6 @@ class TextFeed:
             labels=None,
             bad=bad,
         )
-
-
-def fill(
-    fields: np.ndarray,
-    ids: np.ndarray,
-    types: np.ndarray | None,
-    starts: np.ndarray,
-    lengths: np.ndarray,
-    padding: int,
-) -> None:
-    """Write tokens to rows of a text layout. Record i has `lengths[i]` tokens from `starts[i]` on.
-
-    `fields` is a structured array [n] with input_ids int32 [length] and attention_mask int32, and token_type_ids uint8
-    [length] if there are `types`.
-    """
-    target = fields["input_ids"]
-    places = np.arange(target.shape[1])
-    inside = places < lengths[:, None]
-    of = (starts[:, None] + places)[inside]
-    target[:] = padding
-    target[inside] = ids[of]
-    fields["attention_mask"] = lengths
-    if types is not None:
-        fields["token_type_ids"][inside] = types[of]
 
 
 def _whole(piece: _Piece, made: Sequence[Tokens]) -> _Window:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nimble_jobs.data.text.fixed import FixedRows
 from nimble_jobs.data.text.tokenizer import Tokenizer, TokenRules
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.tokenizer_file import tokenizer_json, whole_config
@@ -76,7 +77,7 @@ def set_up(spec: JobSpec) -> TextSetup:
         prompt=_prompt(text, sentence, spec),
         lower_case=sentence is not None and sentence.lower_case,
         vocabulary=model.vocabulary,
-        types=len(spec.input.fields.columns) == 2 and model.tells_pairs,
+        types=isinstance(spec.input.fields.x, tuple) and model.tells_pairs,
         offsets="offsets" in spec.output.fields,
     )
     tokenizer = Tokenizer(tokenizer_json(place), rules, name=str(place))
@@ -89,6 +90,28 @@ def set_up(spec: JobSpec) -> TextSetup:
         vocabulary=vocabulary,
         wants_tokens="tokens" in spec.output.fields,
     )
+
+
+class ColumnOfText:
+    """How a text becomes tokens that is one of several inputs. The tokenizer is opened once such a column is found."""
+
+    def __init__(self, spec: JobSpec) -> None:
+        self._spec = spec
+        self.setup: TextSetup | None = None  # None: no column of text was found
+        self._rows: FixedRows | None = None
+
+    def __call__(self) -> FixedRows:
+        """What fills the rows. Raises ModelError."""
+        if self._rows is None:
+            self.setup = set_up(self._spec)
+            tokenizer, vocabulary = self.setup.tokenizer, self.setup.vocabulary
+            self._rows = FixedRows(tokenizer, padding=self.setup.padding, vocabulary=vocabulary)
+        return self._rows
+
+    @property
+    def cut(self) -> int:
+        """Texts that lost tokens so far."""
+        return self._rows.cut if self._rows is not None else 0
 
 
 def _prompt(text: TextSpec, sentence: SentenceFolder | None, spec: JobSpec) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from nimble_jobs.buckets import Histogram
 from nimble_jobs.data import BadRecord, Reader
-from nimble_jobs.data.text import Texts
+from nimble_jobs.data.text.reading import Texts
 from nimble_jobs.data.text.tokenizer import Tokenizer, Tokens
 from nimble_jobs.errors import DataError
 from nimble_jobs.packing import Layout

@@ -1,0 +1,170 @@
+"""A picture and a plain text in each record: the text becomes tokens beside the picture, and a CLIP scores both."""
+
+from __future__ import annotations
+
+import json
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from nimble_jobs.data import Reader, open_reader
+from nimble_jobs.errors import DataError, ModelError
+from nimble_jobs.job import JobState
+from nimble_jobs.models.build import build
+from nimble_jobs.spec import dump, load
+from nimble_jobs.spec.model import FieldsSpec, InputSpec
+from nimble_jobs.store import open_store
+from nimble_jobs.store.home import resolve
+from nimble_jobs.workloads.look import look
+from nimble_jobs.workloads.text.setup import ColumnOfText
+from tests.text_jobs import run
+from tests.text_models import TEXTS, WORDS, rewrite, write_clip, write_tokenizer
+
+pytest.importorskip("transformers")
+
+SPEC = """\
+version: 1
+name: pairs
+kind: score
+model: {{source: "transformers:{folder}/clip"}}
+input:
+  source: {folder}/pairs.parquet
+  format: parquet
+  fields: {{x: {{{arguments}}}, id: name}}
+  batch_size: 3
+  transform: {{mean: [0.5], std: [0.25]}}
+  text: {text}
+run: {{device: cpu, error_threshold: {threshold}}}
+output: {{path: {folder}/out, fields: [id, image_embeds, text_embeds, logits_per_image]}}
+"""
+ARGUMENTS = "pixel_values: picture, input_ids: caption"
+
+
+def clip(folder: Path) -> Path:
+    """Its tokenizer ends texts with the token that the model looks for: [SEP]."""
+    found = write_clip(folder / "clip")
+    write_tokenizer(found, longest=16)
+    config = json.loads((found / "config.json").read_text())
+    rewrite(found / "config.json", text_config={**config["text_config"], "eos_token_id": 3})
+    return found
+
+
+def png(seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    target = BytesIO()
+    Image.fromarray(pixels).save(target, "PNG")
+    return target.getvalue()
+
+
+def written(folder: Path, texts: list[str | None], **columns: Any) -> Path:
+    names = [f"p{i}" for i in range(len(texts))]
+    pictures = [png(i) for i in range(len(texts))]
+    held = {"picture": pictures, "caption": pa.array(texts, type=pa.string()), "name": names, **columns}
+    pq.write_table(pa.table(held), folder / "pairs.parquet", row_group_size=4)
+    return folder
+
+
+def spec_of(folder: Path, arguments: str = ARGUMENTS, text: str = "{}", threshold: float = 0.0) -> Any:
+    path = folder / "job.yaml"
+    path.write_text(SPEC.format(folder=folder, arguments=arguments, text=text, threshold=threshold))
+    return load(path)
+
+
+def ids(text: str) -> list[int]:
+    """[CLS], the words, [SEP]; the vocabulary begins with five special tokens."""
+    return [2, *(WORDS.index(word) + 5 if word in WORDS else 1 for word in text.split()), 3]
+
+
+def opened(spec: Any) -> tuple[Reader, ColumnOfText]:
+    column = ColumnOfText(spec)
+    return open_reader(spec.input, tokens=column), column
+
+
+def test_a_column_of_text_becomes_tokens_and_their_mask(tmp_path: Path) -> None:
+    """Of one length, the most that the model takes. Long texts are cut, and a null makes a bad record."""
+    clip(tmp_path)
+    texts = ["the cat", None, "", "big " * 40, *TEXTS[:2]]
+    spec = spec_of(written(tmp_path, texts))
+    reader, column = opened(spec)
+    assert reader.packing is not None
+    assert sorted(reader.packing.words) == ["attention_mask", "input_ids", "pixel_values"]
+    assert reader.packing.words["input_ids"] == "int32[16] integer below 40"
+    assert reader.packing.words["attention_mask"] == "mask_right[16] integer"
+    batches = list(reader.batches(batch_size=4))
+    found = [reader.packing.unpack(batch.x) for batch in batches]
+    tokens = np.concatenate([values["input_ids"] for values in found])
+    lengths = np.concatenate([values["attention_mask"] for values in found])
+    good = [text for text in texts if text is not None]
+    for row, (text, length) in enumerate(zip(good, lengths.tolist(), strict=True)):
+        expected = ids(text)
+        expected = expected if len(expected) <= 16 else [*expected[:15], 3]
+        assert tokens[row].tolist() == expected + [0] * (16 - length)
+    assert [record.reason for batch in batches for record in batch.bad] == [
+        "input_ids: column 'caption' is null; expected text"
+    ]
+    assert [i for batch in batches for i in batch.ids] == ["p0", "p2", "p3", "p4", "p5"]
+    assert column.cut == 1
+
+
+def test_a_clip_scores_pictures_and_captions(tmp_path: Path) -> None:
+    """As the model itself does for each record alone; what was cut and what is bad is said."""
+    clip(tmp_path)
+    texts = [*TEXTS[:3], None, "red dog", "big " * 40, "mat"]
+    written(tmp_path, texts)
+    with open_store(resolve(str(tmp_path / "home"))) as store:
+        spec = spec_of(tmp_path, threshold=0.2)
+        job = run(store, dump(spec))
+        said = [event.message for event in store.jobs.events(job.id)]
+    assert job.state is JobState.SUCCEEDED, job.error
+    assert any(text == "1 of 7 texts were cut to 16 tokens" for text in said), said
+    table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet")))
+    rows = {row["id"]: row for row in table.to_pylist()}
+    assert sorted(rows) == ["p0", "p1", "p2", "p4", "p5", "p6"]
+    model = build(spec.model)
+    for name, row in rows.items():
+        number = int(name[1:])
+        text = texts[number]
+        assert text is not None
+        tokens = ids(text) if len(ids(text)) <= 16 else [*ids(text)[:15], 3]
+        pixels = np.asarray(Image.open(BytesIO(png(number)))).transpose(2, 0, 1).astype(np.float32)
+        image = (torch.from_numpy(pixels)[None] / 255 - 0.5) / 0.25
+        with torch.no_grad():
+            alone = model(input_ids=torch.tensor([tokens]), pixel_values=image)
+        for field in ("image_embeds", "text_embeds"):
+            torch.testing.assert_close(torch.tensor(row[field]), alone[field][0], atol=1e-4, rtol=1e-3)
+
+
+def test_numbers_stay_as_they_are(tmp_path: Path) -> None:
+    """A column of tokens needs no tokenizer, and its mask is the caller's."""
+    tokens = pa.array([[2, 7, 3]] * 5, type=pa.list_(pa.int32()))
+    folder = written(tmp_path, ["x"] * 5, tokens=tokens)
+    fields = FieldsSpec(x={"input_ids": "tokens"})
+    spec = InputSpec(source=str(folder / "pairs.parquet"), format="parquet", fields=fields)
+
+    def never() -> Any:
+        raise AssertionError
+
+    reader = open_reader(spec, tokens=never)
+    assert reader.packing is not None
+    assert reader.packing.words == {"input_ids": "int32[3] integer"}
+
+
+def test_what_cannot_be_tokenized_is_refused(tmp_path: Path) -> None:
+    """Before anything runs, with the reason."""
+    clip(tmp_path)
+    written(tmp_path, ["cat"] * 3)
+    twice = spec_of(tmp_path, f"{ARGUMENTS}, attention_mask: caption")
+    with pytest.raises(DataError, match=r"attention_mask is made of the text of input_ids; expected no attention_mask"):
+        opened(twice)
+    (tmp_path / "clip/tokenizer.json").write_text("no tokenizer")
+    broken = spec_of(tmp_path)
+    with pytest.raises(ModelError, match=r"cannot be read as a tokenizer"):
+        opened(broken)
+    assert any("cannot be read as a tokenizer" in problem for problem in look(broken).problems)
