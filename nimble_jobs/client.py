@@ -182,15 +182,17 @@ def start_worker(
     device: str | None = None,
     devices: str | None = None,
     max_idle_s: float | None = None,
+    max_time_s: float | None = None,
     gpu_memory_bytes: int | None = None,
     timeout_s: float = 120.0,
 ) -> list[WorkerInfo]:
     """Start a worker that outlives this process, and return once all of its devices can run jobs.
 
     `devices` is `all`, or a list such as `cuda:0,cuda:2`: one entry is returned for each. Without it there is one
-    `device`, which like `gpu_memory_bytes` defaults to the settings. Its log is `logs/worker-….log` in the state
-    folder. Raises SettingsError, UsageError if there is no such device, NimbleError with the end of the log if the
-    worker is not ready within `timeout_s`.
+    `device`, which like `gpu_memory_bytes` defaults to the settings. It ends after `max_idle_s` without work, and
+    `max_time_s` after its start as on SIGTERM. Its log is `logs/worker-….log` in the state folder. Raises
+    SettingsError, UsageError if there is no such device, NimbleError with the end of the log if the worker is not ready
+    within `timeout_s`.
     """
     with opened(store, home) as store:
         settings = store.settings.now()
@@ -203,6 +205,8 @@ def start_worker(
         command += ["--device", device] if devices is None else ["--devices", devices]
         if max_idle_s is not None:
             command += ["--max-idle-s", repr(max_idle_s)]
+        if max_time_s is not None:
+            command += ["--max-time-s", repr(max_time_s)]
         if gpu_memory_bytes is not None:
             command += ["--gpu-memory-bytes", str(gpu_memory_bytes)]
         with log_path.open("ab") as log:

@@ -70,6 +70,10 @@ def start(
         str | None,
         typer.Option("--max-idle", metavar="TIME", help="Stop after this time without work, such as 10m."),
     ] = None,
+    max_time: Annotated[
+        str | None,
+        typer.Option("--max-time", metavar="TIME", help="Stop this time after the start as on SIGTERM, such as 3h55m."),
+    ] = None,
     gpu_memory: Annotated[
         str | None,
         typer.Option(
@@ -89,6 +93,9 @@ def start(
     if device is not None and devices is not None:
         raise UsageError("--device and --devices: found both; expected one of them")
     max_idle_s = options.duration(max_idle, "--max-idle")
+    max_time_s = options.duration(max_time, "--max-time")
+    if max_time_s == 0.0:
+        raise UsageError("--max-time: found 0; expected a time for the worker to run, such as 3h55m")
     settings = options.configured(ctx, device=device, gpu_memory=gpu_memory)
     home = options.home(ctx)
     with options.store(ctx) as store:
@@ -102,6 +109,7 @@ def start(
             device=settings.device,
             devices=devices and ",".join(devices_of(devices)),
             max_idle_s=max_idle_s,
+            max_time_s=max_time_s,
             gpu_memory_bytes=settings.gpu_memory,
         )
         for worker in started:
@@ -116,6 +124,7 @@ def start(
             home,
             devices=devices_of(devices) if devices is not None else (settings.device,),
             max_idle_s=max_idle_s,
+            max_time_s=max_time_s,
             gpu_memory_bytes=settings.gpu_memory,
         )
     )

@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--device", help="auto, cpu, cuda or cuda:N; by default as configured")
     parser.add_argument("--devices", help="all, or a list such as cuda:0,cuda:2; a child process for each")
     parser.add_argument("--max-idle-s", type=float, help="stop after this many seconds without work")
+    parser.add_argument("--max-time-s", type=float, help="stop after this many seconds, as on SIGTERM")
     parser.add_argument("--gpu-memory-bytes", type=int, help="device memory for models that stay between jobs")
     given = parser.parse_args()
     try:
@@ -30,6 +31,7 @@ def main() -> int:
             given.home,
             devices=devices_of(given.devices) if given.devices else (given.device or settings.device,),
             max_idle_s=given.max_idle_s,
+            max_time_s=given.max_time_s,
             gpu_memory_bytes=settings.gpu_memory if given.gpu_memory_bytes is None else given.gpu_memory_bytes,
         )
     except NimbleError as error:

@@ -21,9 +21,9 @@ log = logging.getLogger(__name__)
 Body = Callable[[Store, Sequence[WorkerLease], StopSignals], bool]
 
 
-def attend(home: Path, infos: Sequence[Mapping[str, Any]], body: Body) -> int:
-    """Hold a lock for each of `infos`, which shows it to others, and run `body` until SIGTERM, SIGINT or its end;
-    return 0. If `body` says that its folder was replaced, begin anew.
+def attend(home: Path, infos: Sequence[Mapping[str, Any]], body: Body, *, limit_s: float | None = None) -> int:
+    """Hold a lock for each of `infos`, which shows it to others, and run `body` until SIGTERM, SIGINT, `limit_s` or
+    its end; return 0. If `body` says that its folder was replaced, begin anew.
 
     Raises SettingsError, StoreError when the state folder cannot be used, HomeReplaced when another one has its place.
     """
@@ -45,10 +45,10 @@ def attend(home: Path, infos: Sequence[Mapping[str, Any]], body: Body) -> int:
                 leases = [held.enter_context(patience.through(partial(store.workers.hold, info))) for info in infos]
                 return body(store, leases, signals)
 
-    with StopSignals() as signals, suppress(_Told):
+    with StopSignals(limit_s) as signals, suppress(_Told):
         over = work(signals)
-        while not over and not signals.count:
-            over = Patience(limit_s=trouble.GONE_S).through(lambda: signals.count > 0 or work(signals))
+        while not over and not signals.asked:
+            over = Patience(limit_s=trouble.GONE_S).through(lambda: signals.asked or work(signals))
     return 0
 
 
@@ -57,7 +57,7 @@ class _Told(Exception):
 
 
 def _unless(signals: StopSignals) -> None:
-    if signals.count:
+    if signals.asked:
         raise _Told
 
 

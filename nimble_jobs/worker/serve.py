@@ -37,16 +37,17 @@ def run(
     *,
     devices: Sequence[str] = ("auto",),
     max_idle_s: float | None = None,
+    max_time_s: float | None = None,
     gpu_memory_bytes: int | None = None,
     grace_s: float | None = None,
     target: Target = child_process.main,
 ) -> int:
-    """Run a worker until SIGTERM, SIGINT or `max_idle_s` without work; return 0 if it ended as requested.
+    """Run a worker until SIGTERM, SIGINT, `max_time_s` or `max_idle_s` without work; return 0 if it ended as requested.
 
     Each of `devices` gets a child process, and a lock and an id of its own. `gpu_memory_bytes` is for each. After a
-    signal running jobs have `grace_s`, by default limits.grace, to reach a safe point. Raises SettingsError, UsageError
-    if a device does not exist, StoreError if the state folder cannot be used, HomeReplaced if another folder took its
-    place, NimbleError if no child process gets ready.
+    signal or `max_time_s`, running jobs have `grace_s`, by default limits.grace, to reach a safe point. Raises
+    SettingsError, UsageError if a device does not exist, StoreError if the state folder cannot be used, HomeReplaced if
+    another folder took its place, NimbleError if no child process gets ready.
     """
 
     def body(store: Store, leases: Sequence[WorkerLease], signals: StopSignals) -> bool:
@@ -75,4 +76,5 @@ def run(
         log.info("worker %s ends", name)
         return over
 
-    return attend(home, [{"role": "worker", "device": device, "devices": len(devices)} for device in devices], body)
+    infos = [{"role": "worker", "device": device, "devices": len(devices)} for device in devices]
+    return attend(home, infos, body, limit_s=max_time_s)

@@ -57,7 +57,7 @@ class Supervisor:
             *duties,
             Together([Reclaim(store, post.id, post.job) for post in self._posts]),
         )
-        self._duties = Duties(mine, record=self._record, leaves=lambda: self._signals.count > 0)
+        self._duties = Duties(mine, record=self._record, leaves=lambda: self._signals.asked)
         self._trouble = Trouble(store.settings.usable().limits.patience)
         self._trusted_at = 0.0  # after store errors: when the next step can prove that the store works
 
@@ -65,7 +65,7 @@ class Supervisor:
         """Work until asked to stop, or idle for too long. False if the worker must begin anew, because its locks are
         no longer in the state folder.
         """
-        while not self._signals.count:
+        while not self._signals.asked:
             try:
                 asked = time.monotonic() >= self._trusted_at
                 if self._step():
@@ -163,7 +163,8 @@ class Supervisor:
         self._beat(status="draining")
         busy = [post for post in self._posts if post.running]
         names = ", ".join(post.running.job.id for post in busy if post.running)
-        log.info("asked to stop%s", f"; at the end of their shards: {names}" if names else "")
+        why = "asked to stop" if self._signals.count else "its time is over"
+        log.info("%s%s", why, f"; at the end of their shards: {names}" if names else "")
         deadline = time.monotonic() + max((post.patient_s for post in busy), default=0.0)
         for post in busy:
             if post.child:

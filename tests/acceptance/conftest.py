@@ -28,9 +28,12 @@ def start(store: Store, tmp_path: Path) -> Iterator[Start]:
     """Starts workers; none of them, nor a child, is left behind."""
     started: list[subprocess.Popen[str]] = []
 
-    def begin(*, idle: float = 0, grace: float = 20, device: str = "auto", target: str = "") -> subprocess.Popen[str]:
+    def begin(
+        *, idle: float = 0, grace: float = 20, device: str = "auto", target: str = "", limit: float = 0
+    ) -> subprocess.Popen[str]:
         log = (tmp_path / f"worker-{len(started)}.log").open("w")
-        command = [sys.executable, worker_fakes.__file__, str(store.home), str(idle), str(grace), device, target]
+        words = [str(store.home), str(idle), str(grace), device, target, str(limit)]
+        command = [sys.executable, worker_fakes.__file__, *words]
         started.append(prefork.start(command, stderr=log, text=True))
         log.close()
         return started[-1]

@@ -1,6 +1,6 @@
 """A worker whose jobs do as their `model.args` say, without models.
 
-`python worker_fakes.py HOME IDLE_S GRACE_S DEVICE TARGET`
+`python worker_fakes.py HOME IDLE_S GRACE_S DEVICE TARGET TIME_S`
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def submit(store: Store, folder: Path, *, name: str = "fake", **args: Any) -> Jo
 
 
 if __name__ == "__main__":
-    home, idle, grace, device, target = sys.argv[1:]
+    home, idle, grace, device, target, limit = sys.argv[1:]
     running.OVERTIME_S = 1.0
     running.CANCEL_GRACE_S = 2.0
     trouble.GONE_S = float(os.environ.get("FAKES_GONE_S", trouble.GONE_S))
@@ -193,6 +193,7 @@ if __name__ == "__main__":
             Path(home),
             devices=device.split(","),
             max_idle_s=float(idle) or None,
+            max_time_s=float(limit) or None,
             grace_s=float(grace),
             target={"dies": die_at_start, "hangs": hang_at_start}.get(target, fake_child),
         )

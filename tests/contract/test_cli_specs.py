@@ -112,6 +112,10 @@ FILTERED = f"{SORTED}, since, until, text"
             "nimble-jobs: --max-idle: found 'soon'; expected seconds or a duration such as 90, 5s, 10m, 2h or 1h30m",
         ),
         (
+            ["worker", "start", "--max-time", "0s"],
+            "nimble-jobs: --max-time: found 0; expected a time for the worker to run, such as 3h55m",
+        ),
+        (
             ["worker", "start", "--gpu-memory", "much"],
             "nimble-jobs: --gpu-memory: found 'much'; expected bytes or a size such as 512MiB or 20GB",
         ),
