@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,26 @@ class Cli:
     def store(self) -> Store:
         """The store behind it, opened; the caller closes it."""
         return open_store(resolve(str(self.home)))
+
+
+_LOADED = """
+import json, sys
+from nimble_jobs.cli.main import main
+home, commands, names = json.loads(sys.argv[1])
+loaded = lambda: [name for name in names if name in sys.modules]
+answers = [[words, main(["--home", home, *words.split()]), loaded()] for words in commands]
+print(json.dumps(answers), file=sys.stderr)
+"""
+
+
+def loaded_by(commands: Sequence[str], names: Sequence[str], home: Path) -> Any:
+    """For each command its words, its exit code, and which of these modules it or one before has imported.
+
+    They run one after another in one process that is not forked.
+    """
+    order = json.dumps([str(home), commands, names])
+    done = subprocess.run([sys.executable, "-c", _LOADED, order], capture_output=True, text=True, check=True)
+    return json.loads(done.stderr.splitlines()[-1])
 
 
 def beside(spec: Path, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:

@@ -16,6 +16,7 @@ from worker_processes import Start, child_of, ended, until
 from nimble_jobs.job import JobState
 from nimble_jobs.metrics import Gpus
 from nimble_jobs.store import Store, open_store
+from tests import prefork
 from tests.collector import collecting
 from tests.configured import configure
 from tests.metrics import NoDriver, counters, parsed, scraped, value
@@ -108,7 +109,7 @@ def test_a_textfile_is_whole_whenever_its_writer_is_killed(store: Store, tmp_pat
     path = tmp_path / "nimble.prom"
     command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(store.home)]
     command += ["metrics", "--textfile", str(path), "--every", "1s"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with prefork.start(command, stderr=subprocess.PIPE, text=True) as process:
         until(path.exists)
         first = path.stat().st_mtime_ns
         until(lambda: path.stat().st_mtime_ns > first)
@@ -117,7 +118,7 @@ def test_a_textfile_is_whole_whenever_its_writer_is_killed(store: Store, tmp_pat
     rounds = int(os.environ.get("NIMBLE_JOBS_KILL_ROUNDS", "3"))
     writer = [sys.executable, "-c", _WRITE_FOR_EVER, str(path)]
     for _ in range(rounds):
-        with subprocess.Popen(writer, stdout=subprocess.PIPE, text=True) as process:
+        with prefork.start(writer, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "writing\n"
             for _ in range(200):

@@ -23,6 +23,7 @@ from worker_processes import Start, ended, noted, until
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import DATABASE, MARKER, resolve
+from tests import prefork
 
 
 @contextmanager
@@ -47,7 +48,8 @@ def running(store: Store, job: Job) -> None:
 
 def cli(home: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(home), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
+    run = prefork.run if env is None else subprocess.run  # another PYTHONPATH needs a process of its own
+    return run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
 
 
 def let_pass(home: Path, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -12,9 +13,11 @@ import pytest
 
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
+from tests import prefork
 from tests.store_samples import queued
 
 COMMANDS = ["ls --json", "show {id}", "--help", "schema", "doctor --no-device"]
+STARTED_COLD = ("ls --json", "--help")  # one that prints by itself, and one by Typer
 LONG = "x" * 1_000_000  # much more than a pipe and its reader hold
 
 
@@ -29,9 +32,10 @@ def job_id(home: Path) -> str:
         return queued(store, spec={"long": LONG}, name="n", kind="score", now=time.time()).id
 
 
-def shell(line: str, home: Path, *, buffered: bool = True) -> subprocess.CompletedProcess[str]:
-    """A line of bash; NJ in it is the command."""
-    script = f'NJ() {{ {sys.executable} -m nimble_jobs.cli.main "$@"; }}\n{line}'
+def shell(line: str, home: Path, *, buffered: bool = True, cold: bool = True) -> subprocess.CompletedProcess[str]:
+    """A line of bash; NJ in it is the command. Where it is not `cold` it may be forked, which needs open streams."""
+    python = [sys.executable] if cold else prefork.words()
+    script = f'NJ() {{ {shlex.join(python)} -m nimble_jobs.cli.main "$@"; }}\n{line}'
     environment = os.environ | {"NIMBLE_JOBS_HOME": str(home), "PYTHONUNBUFFERED": "" if buffered else "1"}
     return subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, check=False, env=environment, timeout=120
@@ -63,7 +67,7 @@ def test_a_closed_stdout(command: str, home: Path, job_id: str) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_full_stdout(command: str, buffered: bool, home: Path, job_id: str) -> None:
     """One line that says so, whether Python meets it at once or when it writes out what it holds."""
-    answer = shell(f"NJ {command.format(id=job_id)} >/dev/full", home, buffered=buffered)
+    answer = shell(f"NJ {command.format(id=job_id)} >/dev/full", home, buffered=buffered, cold=command in STARTED_COLD)
     assert answer.stderr == "nimble-jobs: standard output cannot be written: No space left on device\n"
     assert answer.returncode == 1
 

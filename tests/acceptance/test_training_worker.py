@@ -16,6 +16,7 @@ from nimble_jobs import client
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from tests import prefork
 from tests.trainings import digests, lay_out
 
 SPEC = """
@@ -43,7 +44,7 @@ output: {path: out/score, format: npy, fields: [label, top1]}
 def start(store: Store, log: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(store.home), "--device", "cpu"]
     with log.open("a") as file:
-        return subprocess.Popen(command, stderr=file, stdout=file, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        return prefork.start(command, stderr=file, stdout=file, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.timeout(300)

@@ -27,6 +27,7 @@ from nimble_jobs import client
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from tests import prefork
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
@@ -159,7 +160,7 @@ class Farm:
     def _worker(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(self.store.home), "--device", "cpu"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}  # several processes share few cores
-        return subprocess.Popen(command, stderr=self.log, stdout=self.log, env=environment)
+        return prefork.start(command, stderr=self.log, stdout=self.log, env=environment)
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tests import prefork
+
 SPEC = """\
 version: 1
 name: light
@@ -33,8 +35,8 @@ def test_a_stored_hit_imports_no_compiler(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((2, 3, 32, 32), np.float32))
     (tmp_path / "s.yaml").write_text(SPEC)
     command = [sys.executable, "-c", CODE, "--home", str(tmp_path / "home"), "run", str(tmp_path / "s.yaml"), "--json"]
-    for hit in ("miss", "stored"):
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    for hit, run in (("miss", prefork.run), ("stored", subprocess.run)):
+        done = run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
         *job, last = done.stdout.splitlines()
         code, modules = json.loads(last)
         assert (code, json.loads("\n".join(job))["schedule"]["hit"]) == (0, hit)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from nimble_jobs import machine
 from nimble_jobs.engine import device as devices
+from tests import prefork
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_each_precision_switch_matters() -> None:
     """Each alone, in a process of its own, changes its part, and that part only of those of its device."""
     codes = [code for code, _ in SWITCHES.values()]
     environment = {n: v for n, v in os.environ.items() if n not in devices._SWITCHES}
-    done = subprocess.run(
+    done = prefork.run(
         [sys.executable, "-c", ALL_SWITCHES, json.dumps(codes)],
         capture_output=True,
         text=True,

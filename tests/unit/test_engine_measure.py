@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 
@@ -12,6 +11,7 @@ import torch
 
 from nimble_jobs.engine import measure
 from nimble_jobs.errors import UsageError
+from tests import prefork
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def test_a_budget_that_is_no_time_is_bad_usage(text: str) -> None:
 def test_processes_of_tests_time_briefly_too() -> None:
     """A process that a test starts inherits the tests' budget, which is that of this process."""
     code = "from nimble_jobs.engine import measure; print(measure.BUDGET_S)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = prefork.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) == measure.BUDGET_S == float(os.environ[measure.VARIABLE])
 
 

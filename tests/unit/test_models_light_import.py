@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-
-import pytest
 
 LIGHT = """
 import sys
@@ -68,15 +67,28 @@ assert sys.modules["torchvision.ops._register_onnx_ops"].__file__
 """
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        pytest.param(LIGHT, id="building a model imports none of it, and all of it is found later"),
-        pytest.param(PARTS, id="every part is there by its name"),
-        pytest.param(AS_USUAL, id="a torchvision that needs more is imported as usual"),
-    ],
-)
-def test_torchvision_is_imported_lightly(code: str) -> None:
-    """In a fresh process."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+EACH = """
+import json, os, sys, traceback
+import torch
+for name, code in json.loads(sys.argv[1]).items():
+    if not (child := os.fork()):
+        try:
+            exec(code, {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(name)
+"""
+
+
+def test_torchvision_is_imported_lightly() -> None:
+    """Each in a process that has imported torch alone."""
+    codes = {
+        "building a model imports none of it, and all of it is found later": LIGHT,
+        "every part is there by its name": PARTS,
+        "a torchvision that needs more is imported as usual": AS_USUAL,
+    }
+    done = subprocess.run([sys.executable, "-c", EACH, json.dumps(codes)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

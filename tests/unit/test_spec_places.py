@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from nimble_jobs.errors import SpecError
 from nimble_jobs.spec.places import about_home, holds
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
+from tests import prefork
 from tests.cli import Cli
 
 SPEC = """\
@@ -133,7 +133,7 @@ with open_store(Path({str(home)!r})) as store:
     ended = run_inline(store, job.id)
     print(ended.state, ended.error)
 """
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
+    answer = prefork.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
     path = tmp_path / "later" / "out"
     assert (
         answer.stdout == f"failed output.path: {path} lies in the state folder {home}; expected a folder of its own\n"
