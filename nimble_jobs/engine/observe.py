@@ -16,7 +16,8 @@ from torch import nn
 
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.runtime import forget_compiled
-from nimble_jobs.engine.state import RandomStates, Snapshot, attributes, same_bytes, tensors_in
+from nimble_jobs.engine.same_bytes import same_bytes
+from nimble_jobs.engine.state import RandomStates, Snapshot, attributes, tensors_in
 from nimble_jobs.engine.tree import has_own_names, named_leaves, opened
 from nimble_jobs.errors import CannotRecord
 

@@ -18,11 +18,13 @@ from nimble_jobs.engine.private.modes import DispatchMode, functions_off
 from nimble_jobs.engine.private.modules import buffers_of, parameters_of, tables_of
 from nimble_jobs.engine.private.operators import OpOverload, write_arguments
 from nimble_jobs.engine.private.tensors import storage_id, tree_leaves
+from nimble_jobs.engine.same_bytes import differing
 from nimble_jobs.errors import CannotRecord
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}  # restored separately
 _NO_STATE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, nn.Module)
+_LEAVES = (*_PLAIN, *_NO_STATE, np.ndarray)
 _DEPTH = 8  # levels of nested containers and objects that are searched
 
 
@@ -51,7 +53,7 @@ def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
         if isinstance(value, torch.Tensor):
             found.setdefault(name, value)
             continue
-        if isinstance(value, (*_PLAIN, *_NO_STATE, np.ndarray)) or id(value) in seen or depth == 0:
+        if isinstance(value, _LEAVES) or id(value) in seen or depth == 0:
             continue
         seen.add(id(value))
         inside = getattr(value, "__dict__", None)
@@ -121,11 +123,8 @@ class Snapshot:
 
     def changing(self, *, containers: bool = False) -> dict[str, torch.Tensor]:
         """The module's own tensors whose values have changed; with `containers`, also those in its containers."""
-        return {
-            n: t
-            for n, t in self.tensors.items()
-            if (containers or not n.startswith("#")) and is_dense(t) and not same_bytes(t, self._values[n])
-        }
+        asked = {n: t for n, t in self.tensors.items() if (containers or not n.startswith("#")) and is_dense(t)}
+        return {name: asked[name] for name in differing(asked, self._values)}
 
     def put_back_values(self) -> None:
         """Restore the values and shapes of tensors, and the states of the module's own generators."""
@@ -266,7 +265,7 @@ def _containers(module: nn.Module) -> list[Any]:
     seen: set[int] = set()
     while waiting:
         value, depth = waiting.pop()
-        if isinstance(value, (*_PLAIN, *_NO_STATE, torch.Tensor, np.ndarray)) or id(value) in seen or depth == 0:
+        if isinstance(value, (*_LEAVES, torch.Tensor)) or id(value) in seen or depth == 0:
             continue
         seen.add(id(value))
         inside = getattr(value, "__dict__", None)
@@ -331,14 +330,3 @@ def _set_generator_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
     else:
         generator.set_state(torch.tensor(state, dtype=torch.uint8))
-
-
-def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two dense tensors have the same shape, type and bits; quantized ones are compared by value."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if one.device.type == "meta":
-        return True
-    if one.is_quantized:  # its bytes cannot be viewed
-        return bool(torch.equal(one, other))
-    return bool(torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8)))
