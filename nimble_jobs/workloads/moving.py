@@ -17,7 +17,6 @@ from nimble_jobs.engine.device import able
 from nimble_jobs.engine.state import RandomStates
 from nimble_jobs.payback import Decision, Plan, Situation, decide, move_pays
 from nimble_jobs.planner import Prepared, Progress, improve
-from nimble_jobs.planner.forward.calls import example_of
 from nimble_jobs.planner.jobs.background import order_of
 from nimble_jobs.planner.jobs.building import capture_quickly
 from nimble_jobs.planner.jobs.first_run import expected, idle_cores, kernels_and_call_s
@@ -202,7 +201,7 @@ def _decided(context: JobContext, prepared: Prepared, run: FirstRun, at: At, dem
     call_s, kernels_s, busy = record_s * loaded.request.batch_size, None, 1 - at.waits
     if on_gpu and loaded.schedule is None:
         batch_s = call_s
-        kernels_s, call_s = kernels_and_call_s(loaded, example_of(loaded.request, loaded.module, loaded.device))
+        kernels_s, call_s = kernels_and_call_s(loaded, batch_s)
         busy = min(1.0, call_s / batch_s)
     if at.waits > _FED_BADLY or busy < _MOSTLY_CALLS:
         busy = 0.0

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ import torch
 from nimble_jobs import spec as specs
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.payback import Decision, Plan
-from nimble_jobs.planner import Builders, Request
+from nimble_jobs.planner import Builders, Request, Siblings
+from nimble_jobs.planner.jobs import first_run
 from nimble_jobs.planner.jobs.ahead import build_ahead
 from nimble_jobs.planner.jobs.background import order_of, request_of
 from nimble_jobs.store import Store, WantedState, open_store
@@ -310,3 +312,21 @@ def test_a_schedule_that_somebody_else_stores(store: Store, tmp_path: Path, monk
     monkeypatch.setattr(store.schedules, "ready", stored_soon)
     job = run(store, tmp_path, station_of(store, Later(store, 0)))
     assert (job.schedule["progress"], job.schedule["runs"]) == ("moved", "schedule")
+
+
+def test_of_siblings_one_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have its shares of the time of a batch. A model that has none is measured each time."""
+    measured: list[Any] = []
+
+    def kernels_and_call_s(loaded: Any) -> tuple[float, float]:
+        measured.append(loaded)
+        return 0.006, 0.009
+
+    monkeypatch.setattr(first_run, "_kernels_and_call_s", kernels_and_call_s)
+    siblings = Siblings()
+    first, second, alone = (SimpleNamespace(siblings=one) for one in (siblings, siblings, None))
+    assert first_run.kernels_and_call_s(first, 0.012) == (0.006, 0.009)  # type: ignore[arg-type]
+    assert first_run.kernels_and_call_s(second, 0.004) == pytest.approx((0.002, 0.003))  # type: ignore[arg-type]
+    for _ in range(2):
+        assert first_run.kernels_and_call_s(alone, 0.012) == (0.006, 0.009)  # type: ignore[arg-type]
+    assert measured == [first, alone, alone]

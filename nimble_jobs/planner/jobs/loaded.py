@@ -80,6 +80,8 @@ class Siblings:
     # What replaces it in schedules with folded or merged weights, by these; so schedules share that too.
     variants: weakref.WeakValueDictionary[Hashable, Packed] = field(default_factory=weakref.WeakValueDictionary)
     members: weakref.WeakSet[Loaded] = field(default_factory=weakref.WeakSet)
+    # What kernels without gaps, and what a call take of the time of a batch in eager on a GPU; None: not measured.
+    shares: tuple[float, float] | None = None
 
 
 @dataclass(kw_only=True, eq=False)
