@@ -169,10 +169,13 @@ def list_jobs(
         return store.jobs.list(states=states, name=name, limit=limit)
 
 
-def live_workers(*, store: Store | None = None, home: Home = None) -> list[WorkerInfo]:
-    """The running workers: those that hold their lock. A `run` command does not count."""
+def live_workers(*, store: Store | None = None, home: Home = None, here: bool = False) -> list[WorkerInfo]:
+    """The running workers: those that hold their lock or lease. A `run` command does not count.
+
+    `here`: only those of this state folder, if several share a database.
+    """
     with opened(store, home) as store:
-        return store.workers.live("worker")
+        return [info for info in store.workers.live("worker") if not here or store.workers.here(info)]
 
 
 def start_worker(
@@ -231,13 +234,22 @@ def stop_workers(
     home: Home = None,
     timeout_s: float = 90.0,
 ) -> list[WorkerInfo]:
-    """Send SIGTERM to workers (None: to all) and wait until they are gone. Running jobs finish their shard first.
+    """Send SIGTERM to workers (None: to all of this state folder) and wait until they are gone. Running jobs finish
+    their shard first.
 
-    All devices of a worker stop together. Raises NotFound for a worker that does not run, NotFinishedInTime with the
-    workers left after `timeout_s`.
+    All devices of a worker stop together. Raises NotFound for a worker that does not run, UsageError for one of another
+    state folder, NotFinishedInTime with the workers left after `timeout_s`.
     """
     with opened(store, home) as store:
-        chosen = with_siblings(store.workers.chosen(ids), store.workers.live("worker"))
+        live = live_workers(store=store, here=True)
+        named = live if ids is None else store.workers.chosen(ids)
+        for info in named:
+            if not store.workers.here(info):
+                raise UsageError(
+                    f"worker {info.id} belongs to another state folder, on {info.info.get('host')}; stop it there, or "
+                    f"ask it to leave with: nimble-jobs worker drain {info.id}"
+                )
+        chosen = with_siblings(named, live)
         for info in {info.pid: info for info in chosen}.values():
             _terminate(store, info)
         if left := still_there(store, chosen, timeout_s):
@@ -275,7 +287,8 @@ def opened(store: Store | None, home: Home) -> Iterator[Store]:
 
 def _await_ready(store: Store, pid: int, log_path: Path, deadline: float) -> list[WorkerInfo]:
     while time.monotonic() < deadline:
-        ready = [info for info in store.workers.live("worker") if info.pid == pid and info.status == "ready"]
+        live = live_workers(store=store, here=True)
+        ready = [info for info in live if info.pid == pid and info.status == "ready"]
         if ready and len(ready) == ready[0].info["devices"]:
             return ready
         ended, status = os.waitpid(pid, os.WNOHANG)

@@ -151,6 +151,10 @@ class StoreGone(StoreTrouble):
     """The state folder or its database is gone."""
 
 
+class LeaseLost(StoreError):
+    """This process can no longer renew its worker's lease, so it must not write: another worker may have its job."""
+
+
 class HomeReplaced(StoreError):
     """Another state folder has taken the place of the one that this process opened."""
 

@@ -32,6 +32,7 @@ notify:
   command_timeout: 2m
   give_up: 12h
 tracing: {endpoint: "http://localhost:4318"}
+database: postgresql+psycopg://jobs@db.example.org/jobs
 """
 
 
@@ -86,7 +87,10 @@ BAD_SETTINGS = (
     _bad("a version in quotes", "version: '1'\n", "{file}:1: version: found '1'; expected 1"),
     _bad("a field with a typo", "limits: {gracee: 5s}\n", "{file}:1: limits.gracee: unknown field, did you mean grace?"),
     _bad("a field in the wrong section", "grace: 5s\n", "{file}:1: grace: unknown field, did you mean limits.grace?"),
-    _bad("a field of nobody", "telemetry: true\n", "{file}:1: telemetry: unknown field; expected one of version, device, gpu_memory, allow_python, limits, queue, cache, retention, notify, tracing"),
+    _bad("a field of nobody", "telemetry: true\n", "{file}:1: telemetry: unknown field; expected one of version, device, gpu_memory, allow_python, database, limits, queue, cache, retention, notify, tracing"),
+    _bad("a database of another kind", "database: mysql://u:secret@h/d\n", "{file}:1: database: found an address of another kind; expected postgresql+psycopg://USER@HOST/NAME, or sqlite:////PATH"),
+    _bad("a database with its password", "database: postgresql+psycopg://u:secret@h/d\n", "{file}:1: database: found a password; expected an address without one; the password belongs in ~/.pgpass or PGPASSWORD"),
+    _bad("a database with its password among the options", "database: postgresql+psycopg://u@h/d?password=secret\n", "{file}:1: database: found a password; expected an address without one; the password belongs in ~/.pgpass or PGPASSWORD"),
     _bad("a section that is a number", "limits: 5\n", "{file}:1: limits: found 5; expected a mapping"),
     _bad("a section that is nothing", "limits:\n", "{file}:1: limits: is empty; expected a mapping"),
     _bad("a device that is none", "device: gpu0\n", "{file}:1: device: found 'gpu0'; expected auto, cpu, cuda or cuda:N"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import prefork, shared_dialect
+from tests import postgres, prefork, shared_dialect
 
 # OpenMP's threads spin while they wait. With more busy processes than cores, as in a parallel test run, they keep each
 # other from working: a training step then takes twenty times as long. Set before torch loads, and inherited by the
@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
         shared_dialect.install()
     if hasattr(config, "workerinput"):
         return
+    postgres.begin()
     os.environ.setdefault(ROUNDS, "20" if complete else "3")
     os.environ.setdefault(FAULTS, "200" if complete else "4")
     os.environ.setdefault(TIMERS, "200" if complete else "2")

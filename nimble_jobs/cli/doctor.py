@@ -117,6 +117,7 @@ def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:
         free = shutil.disk_usage(home).free
         yield Finding(name="free disk", detail=figures.size(free), status="ok" if free >= _FREE_BYTES else "problem")
         with options.store(ctx) as store:
+            yield from _server(store)
             jobs = sum(store.jobs.counts().values())
             newest = None if all_jobs or jobs <= _NEWEST else _NEWEST
             problems = store.check(newest=newest)
@@ -147,6 +148,15 @@ def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:
             yield Finding(name="workers", detail=", ".join(f"{w.id} on {w.device}" for w in workers) or "none running")
     except NimbleError as e:
         yield Finding(name="home", detail=str(e), status="problem")
+
+
+def _server(store: Store) -> Iterator[Finding]:
+    """Findings about the server of a database that several state folders share."""
+    if (server := store.server()) is None:
+        return
+    name, facts = server
+    yield Finding(name="database", detail=name)
+    yield from (Finding(name="database", detail=f.detail, status="ok" if f.sound else "problem") for f in facts)
 
 
 def _left(store: Store) -> Iterator[Finding]:

@@ -180,7 +180,7 @@ def stop(
 
     timeout_s = options.duration(timeout, "--timeout") or 0.0
     home = options.home(ctx)
-    live = client.live_workers(home=home)
+    live = client.live_workers(home=home, here=not worker_ids)
     named = chosen(live, worker_ids or ())
     if not named:
         output.note("no worker is running")

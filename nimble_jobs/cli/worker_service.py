@@ -192,7 +192,8 @@ def _removed(path: Path) -> None:
 def _worker(ctx: typer.Context, pid: int) -> str | None:
 
     with options.store(ctx) as store:
-        return next((info.id for info in store.workers.live("worker") if info.pid == pid), None)
+        live = store.workers.live("worker")
+        return next((info.id for info in live if info.pid == pid and store.workers.here(info)), None)
 
 
 def _interpreter(text: str) -> str | None:

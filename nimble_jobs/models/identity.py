@@ -6,7 +6,6 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import re
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -153,7 +152,7 @@ def _imported_package(name: str) -> str:
     try:
         return f"{name} {_version(name)}"
     except importlib.metadata.PackageNotFoundError:
-        owners = sorted(_owners(name))
+        owners = sorted(set(_owners().get(name, ())))
         versions = ", ".join(f"{owner} {importlib.metadata.version(owner)}" for owner in owners)
         return f"{name} ({steady(name, 'version', versions)})" if versions else f"{name} (unknown)"
 
@@ -163,18 +162,8 @@ def _version(name: str) -> str:
 
 
 @functools.cache
-def _owners(name: str) -> frozenset[str]:
-    """The installed packages that provide an importable name, as `importlib.metadata.packages_distributions` says.
-
-    That lists the files of all packages, which takes ten times as long as looking for one name among them.
-    """
-    file = re.compile(rf'^"?{re.escape(name)}(?:/|(?:\.[^/,"]+)?\.(?:py|so)[",])', re.MULTILINE)
-    found = set[str]()
-    for package in importlib.metadata.distributions():
-        declared = (package.read_text("top_level.txt") or "").split()
-        if name in declared if declared else file.search(package.read_text("RECORD") or ""):
-            found.add(package.metadata["Name"])
-    return frozenset(found)
+def _owners() -> dict[str, list[str]]:
+    return {name: list(owners) for name, owners in importlib.metadata.packages_distributions().items()}
 
 
 def _architecture(config: Path) -> str:

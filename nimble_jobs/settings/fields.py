@@ -13,6 +13,8 @@ from nimble_jobs.spec import paths
 from nimble_jobs.spec.fields import Seconds, based
 from nimble_jobs.spec.units import BadValue, format_duration, parse_bytes, show, wrong
 
+_DATABASES = ("postgresql+psycopg://", "sqlite://")
+_SECRETS = ("password", "sslpassword")
 _CLOCK = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 _SIZE_PATTERN = r"^[0-9]+(?:\.[0-9]+)? ?[A-Za-z]*$"
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -42,6 +44,24 @@ def _endpoint(text: str) -> str:
         sound = False
     if not sound or parts.query or parts.fragment or not text.isprintable() or " " in text or len(text) > 2048:
         raise BadValue("found an address that cannot be used" if "@" in text else f"found {show(text)}", expected)
+    return text
+
+
+def without_password(address: str) -> str:
+    """A database's address without the password, in its place or among the options."""
+    head, _, query = address.partition("?")
+    scheme, _, rest = head.partition("://")
+    user, at, place = rest.rpartition("@")
+    options = "&".join(each for each in query.split("&") if each.partition("=")[0].lower() not in _SECRETS)
+    return f"{scheme}://{user.partition(':')[0]}{at}{place}" + (f"?{options}" if options else "")
+
+
+def _database(text: str) -> str:
+    """Problems never show the address, which may hold a password."""
+    if not text.startswith(_DATABASES) or not text.isprintable() or len(text) > 2048:
+        raise BadValue("found an address of another kind", f"{_DATABASES[0]}USER@HOST/NAME, or {_DATABASES[1]}//PATH")
+    if without_password(text) != text:
+        raise BadValue("found a password", "an address without one; the password belongs in ~/.pgpass or PGPASSWORD")
     return text
 
 
@@ -90,6 +110,7 @@ Size = Annotated[
 Daily = Annotated[
     str, PlainValidator(_daily), WithJsonSchema({"type": "string", "pattern": f"^(?:off|{_CLOCK.pattern})$"})
 ]
+DatabaseAddress = Annotated[str, AfterValidator(_database)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 Folder = Annotated[str, based(_folder)]
 Limit = Annotated[Seconds, AfterValidator(_positive)]

@@ -11,6 +11,7 @@ from pathlib import Path
 from nimble_jobs.errors import Problem, SettingsError
 from nimble_jobs.regular import NotRegular, open_regular
 from nimble_jobs.settings import rules
+from nimble_jobs.settings.fields import without_password
 from nimble_jobs.settings.model import DEFAULT, Settings
 from nimble_jobs.spec.overrides import put
 from nimble_jobs.spec.tree import MAX_BYTES, Origin, Tree, parse
@@ -20,7 +21,7 @@ from nimble_jobs.spec.validate import validate
 FILE = "config.yaml"
 PREFIX = "NIMBLE_JOBS_"
 COMMAND_LINE = "command line"
-_OTHER_NAMES = {"limits.patience": f"{PREFIX}PATIENCE"}  # older than the file
+_OTHER_NAMES = {"limits.patience": f"{PREFIX}PATIENCE", "database": f"{PREFIX}DB"}  # older than the file
 _FOLDERS = ("allow_python", "notify.commands")  # lists that the environment separates as in PATH
 _LISTS = ("notify.on", "notify.hosts", "notify.command")
 
@@ -45,6 +46,16 @@ def read_settings(
     """
     path = home / FILE
     return _settings(_read(path) if file else None, path, os.environ if environ is None else environ, given or {})
+
+
+def database_of(home: Path) -> str | None:
+    """The address in `database` of config.yaml, if there is one. Raises SettingsError for a file that has one and is
+    not valid.
+    """
+    source = _read(home / FILE)
+    if source is None or b"database" not in source:
+        return None
+    return _settings(source, home / FILE, {}, {}).database
 
 
 def check_file(path: Path) -> Settings:
@@ -101,6 +112,8 @@ def _unknown(tree: Tree, environ: Mapping[str, str]) -> None:
 
 def _as_yaml(field: str, text: str) -> str:
     """The YAML of a variable. Lists are plain text there: folders as in PATH, others with commas."""
+    if field == "database":  # only the environment may hold a password, and no value shows it
+        return "'" + without_password(text).replace("'", "''") + "'"
     if (field not in _FOLDERS and field not in _LISTS) or text.lstrip().startswith("["):
         return text
     words: Iterable[str]

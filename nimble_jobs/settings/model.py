@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from nimble_jobs.patience import DEFAULT_LIMIT_S
-from nimble_jobs.settings.fields import Daily, Endpoint, Folder, Host, Limit, Size, at_most
+from nimble_jobs.settings.fields import Daily, DatabaseAddress, Endpoint, Folder, Host, Limit, Size, at_most
 from nimble_jobs.spec.fields import Device, Frozen, LimitOrOff, Seconds
 from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.units import BadValue, wrong
@@ -109,6 +109,10 @@ class Settings(Frozen):
     )
     allow_python: tuple[Folder, ...] = Field(
         default=(), description="Folders whose Python files may be executed as models, in addition to --allow-python."
+    )
+    database: DatabaseAddress | None = Field(
+        default=None,
+        description="Database that several state folders share, without a password; null: a SQLite file in the folder.",
     )
     limits: LimitSettings = Field(default=LimitSettings(), description="Time limits.")
     queue: QueueSettings = Field(default=QueueSettings(), description="The order in which jobs run.")

@@ -65,14 +65,14 @@ class JobClaims(JobQueries):
         The returned job holds the new attempt number, which every later write of this attempt must give.
         """
         given = {"for_devices": sorted({"auto", device, device.partition(":")[0]}), "until": now}
-        if not expected and self._db.read(lambda session: run(session, _NEXT, **given).first()) is None:
+        if not expected and self._db.read(lambda session: run(session, _LOOK, **given).first()) is None:
             return None  # read first, so that an idle worker does not take the write lock
 
         def work(session: Session) -> Job | None:
             lock_groups(session)
             return _take(session, worker, now, _TAKE_NEXT, given)
 
-        return self._db.write(work)
+        return self._db.write(work, beside=True)
 
     def claim_foreground(self, job_id: str, worker: str, now: float) -> Job | None:
         """Take the job of a `run` command, even before its `not_before`. None if it is not queued or must wait."""
@@ -81,15 +81,15 @@ class JobClaims(JobQueries):
             lock_groups(session)
             return _take(session, worker, now, _TAKE_OWN, {"of_job": job_id})
 
-        return self._db.write(work)
+        return self._db.write(work, beside=True)
 
     def progress(self, job_id: str, attempt: int, **progress: Unpack[Progress]) -> bool:
         """Write the attempt's progress. False if another attempt owns the job or it has ended."""
-        return self._db.write(_reporting(job_id, attempt, progress))
+        return self._db.write(_reporting(job_id, attempt, progress), beside=True)
 
     def progress_soon(self, job_id: str, attempt: int, **progress: Unpack[Progress]) -> None:
         """As `progress`, but with the next transaction, and without telling whether the attempt still owns the job."""
-        self._db.write_soon(_reporting(job_id, attempt, progress))
+        self._db.write_soon(_reporting(job_id, attempt, progress), beside=True)
 
     def cancel_wanted(self, job_id: str, attempt: int) -> bool:
         """Whether this attempt should stop, because the job is cancelled or the attempt no longer owns it."""
@@ -132,7 +132,7 @@ class JobClaims(JobQueries):
                 _tell_timer(session, job_id, empty=empty, now=now)
             return owned
 
-        return self._db.write(work)
+        return self._db.write(work, beside=True)
 
     def fail(
         self,
@@ -164,7 +164,7 @@ class JobClaims(JobQueries):
             end = End(to=to, message=message, error=reason, outcome=outcome)
             return to if leave_running(session, job_id, attempt, end, now=now, **again) else None
 
-        return self._db.write(work)
+        return self._db.write(work, beside=True)
 
     def requeue(self, job_id: str, attempt: int, *, reason: str, now: float) -> bool:
         """Queue the job again because its worker stops, without counting a failure. A cancelled job ends instead."""
@@ -179,11 +179,11 @@ class JobClaims(JobQueries):
             worker = row.worker if row.foreground else None
             return leave_running(session, job_id, attempt, end, now=now, worker=worker)
 
-        return self._db.write(work)
+        return self._db.write(work, beside=True)
 
     def cancelled(self, job_id: str, attempt: int, now: float) -> bool:
         """The attempt stopped because its job was cancelled."""
-        return self._db.write(lambda session: _cancelled(session, job_id, attempt, now))
+        return self._db.write(lambda session: _cancelled(session, job_id, attempt, now), beside=True)
 
 
 def _progress(progress: Progress) -> dict[str, Any]:
@@ -226,10 +226,11 @@ def _mark(session: Session, job_id: str, attempt: int, scored: Scored, now: floa
         record_event(session, "overlap", text, now=now, job=job_id, attempt=attempt)
 
 
-def _next_job() -> Select[Any]:
+def _next_job(*, lock: bool) -> Select[Any]:
     """The first job that may run, among the jobs without a group and the first job of each group with room.
 
     Each of them is the first row that fits in `ix_jobs_claim`. `for_devices` and `until` (Unix seconds) come later.
+    With `lock`, PostgreSQL locks these rows and passes over those that another claim has locked.
     """
     job = aliased(JobRow)
     first = (
@@ -244,8 +245,8 @@ def _next_job() -> Select[Any]:
         )
         .order_by(job.rank, job.seq)
         .limit(1)
-        .with_for_update(skip_locked=True, of=job)
     )
+    first = first.with_for_update(skip_locked=True, of=job) if lock else first
     of_none = first.where(job.group_name.is_(None)).scalar_subquery()
     of_group = first.where(job.group_name == GroupRow.name).correlate(GroupRow).scalar_subquery()
     of_groups = select(of_group).where(running(GroupRow.name) < GroupRow.most)
@@ -271,8 +272,8 @@ def _taking(*which: ColumnElement[bool]) -> ReturningUpdate[Any]:
 
 
 # Built once, as in `transitions`.
-_NEXT = _next_job()
-_TAKE_NEXT = _taking(JOBS.c.id == _NEXT.scalar_subquery())
+_LOOK = _next_job(lock=False)
+_TAKE_NEXT = _taking(JOBS.c.id == _next_job(lock=True).scalar_subquery())
 _TAKE_OWN = _taking(JOBS.c.id == bindparam("of_job"), JOBS.c.foreground == true(), JOBS.c.blockers == 0, has_room())
 _CANCELLED = select(JOBS.c.cancel_requested).where(*MINE)
 _TIMERS, _TICKS = cast(Table, TimerRow.__table__), cast(Table, TickRow.__table__)

@@ -11,6 +11,7 @@ from nimble_jobs.store.builds import Builds
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.expiry import Expiry
 from nimble_jobs.store.jobs import Jobs
+from nimble_jobs.store.leases import Leases
 from nimble_jobs.store.notices import SETTINGS
 from nimble_jobs.store.outbox import Outbox
 from nimble_jobs.store.publications import Publications
@@ -45,7 +46,7 @@ class Contents:
         self.seen = SeenFiles(database)
         self.publications = Publications(database, home)
         self.builds = Builds(home / "builds", self._patience)
-        self.workers = Workers(home / "workers")
+        self.workers = Workers(home / "workers", None if database.is_sqlite else Leases(database))
 
     @property
     def settings(self) -> Watched:

@@ -1,4 +1,4 @@
-"""Transactions that happen as a whole or not at all, in a SQLite file."""
+"""Transactions that happen as a whole or not at all, in a SQLite file or a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, create_engine, inspect, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, inspect, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import StoreError, StoreGone, StoreTrouble
 from nimble_jobs.patience import Lent
-from nimble_jobs.store import migrations, sqlite, totals
+from nimble_jobs.store import migrations, postgres, sqlite, totals
+from nimble_jobs.store.lease_table import Shared
 from nimble_jobs.store.tables import Base
 
 log = logging.getLogger(__name__)
@@ -48,60 +49,58 @@ class Database:
         vouch: Callable[[], None] = lambda: None,
     ) -> None:
         self.info: dict[Any, Any] = {}  # attached to each session
-        try:
-            self.url = make_url(url)
-            self.is_sqlite = self.url.get_backend_name() == "sqlite"
-            if not self.is_sqlite:
-                # Liveness is judged by locks on this machine. Workers elsewhere would look dead, and lose their jobs.
-                raise StoreError(
-                    f"NIMBLE_JOBS_DB: {self.url.get_backend_name()} is not supported; expected a SQLite file, such as "
-                    "sqlite:////absolute/path.db"
-                )
-            if self.url.database in (None, "", ":memory:"):
-                raise StoreError("the database is in memory, where other processes cannot see it; expected a file")
-            self._engine = create_engine(self.url)
-        except (ArgumentError, ModuleNotFoundError) as e:  # their messages name no part of the URL but a driver
-            raise StoreError(
-                f"NIMBLE_JOBS_DB: {e}; expected a SQLAlchemy URL such as sqlite:////absolute/path.db"
-            ) from e
-        self.name = self.url.database or "" if self.is_sqlite else self.url.render_as_string(hide_password=True)
+        self.fences: list[Callable[[], None]] = []  # one raises if this process may no longer write
+        self.url, self._engine = _opened(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.name = self.url.database or "" if self.is_sqlite else postgres.shown(self.url)
         self._patience_s = patience_s
         self._patience = patience or Lent()
         self._vouch = vouch
         self._file: FileId | None = None  # device and inode of the open SQLite file
         self._reopening = threading.Lock()
         self._pid = os.getpid()
-        self._soon: list[Callable[[Session], object]] = []
+        self._soon: list[tuple[Callable[[Session], object], bool]] = []  # with their `beside`
         self._soon_lock = threading.Lock()
         if self.is_sqlite:
+            self._busy, self._explain = sqlite.busy, sqlite.explain
             sqlite.prepare(self._engine, busy_timeout_s)
-        self._writer = self._engine.execution_options(begin=sqlite.IMMEDIATE)
+            self._reader: Engine = self._engine
+            self._alone: Engine = self._engine.execution_options(begin=sqlite.IMMEDIATE)
+            self._beside: Engine = self._alone
+        else:
+            self._busy, self._explain = postgres.busy, postgres.explain
+            postgres.prepare(self._engine)
+            self._reader = postgres.reader(self._engine)
+            self._alone = postgres.writer(self._engine, postgres.ALONE)
+            self._beside = postgres.writer(self._engine, postgres.BESIDE)
 
     def read(self, work: Callable[[Session], T]) -> T:
         """Run `work` in a transaction that reads one consistent state and changes nothing."""
         if self._soon:
             with suppress(StoreTrouble):  # pending writes can wait; the read does not depend on them
-                self._try(lambda: self._write(lambda _session: None))
+                self._try(lambda: self._write(lambda _session: None, beside=True))
         return self._patience.through(lambda: self._try(lambda: self._read(work)))
 
-    def write(self, work: Callable[[Session], T]) -> T:
+    def write(self, work: Callable[[Session], T], *, beside: bool = False) -> T:
         """Run `work` in a transaction that holds the write lock from its start, and commit it durably.
 
         While another process holds the lock, the whole transaction is retried, so `work` may run more than once.
+        `beside`: on PostgreSQL it may run at the same time as others that say so, because it locks every row on which
+        it depends. SQLite has one writer at a time.
         """
-        return self._patience.through(lambda: self._try(lambda: self._write(work)))
+        return self._patience.through(lambda: self._try(lambda: self._write(work, beside=beside)))
 
-    def write_soon(self, work: Callable[[Session], object]) -> None:
+    def write_soon(self, work: Callable[[Session], object], *, beside: bool = False) -> None:
         """Run `work` in this object's next transaction. For writes that may be lost if the process dies.
 
-        Each commit waits for the disk several times, which is most of the cost of a small job.
+        Each commit waits for the disk several times, which is most of the cost of a small job. `beside`: as in `write`.
         """
         with self._soon_lock:
-            self._soon.append(work)
+            self._soon.append((work, beside))
 
     def migrate(self) -> None:
-        """Bring the tables to the newest version. Cheap if they have it."""
-        if self.read(lambda session: version(session.connection())) == migrations.NEWEST:
+        """Bring the tables to the newest version. Cheap if they have it. Raises StoreError for an unfit server."""
+        if self.read(self._looked) == migrations.NEWEST:
             return
 
         def work(session: Session) -> None:
@@ -113,12 +112,19 @@ class Database:
                     f"{self.name}: made by a newer nimble-jobs (database version {current}, this one reads up to "
                     f"{migrations.NEWEST}); install that version, or choose another folder with --home"
                 )
-            if inspect(session.connection()).get_table_names():
-                migrations.upgrade(session.connection())
-            else:
+            if current is None and not (self.is_sqlite and inspect(session.connection()).get_table_names()):
+                if not self.is_sqlite:
+                    Shared.metadata.create_all(session.connection(), checkfirst=False)
                 migrations.create(session.connection(), Base.metadata)
+            else:
+                migrations.upgrade(session.connection())
 
         self.write(work)
+
+    def _looked(self, session: Session) -> str | None:
+        if not self.is_sqlite:
+            postgres.check_server(session.connection(), self.name)
+        return version(session.connection())
 
     def compact(self) -> None:
         """Return free space in a SQLite file to the disk, by rewriting the file in one transaction.
@@ -154,15 +160,19 @@ class Database:
             self._engine.dispose(close=mine)
 
     def _read(self, work: Callable[[Session], T]) -> T:
-        with Session(self._engine, autoflush=False) as session:
+        with Session(self._reader, autoflush=False) as session:
             return work(session)
 
-    def _write(self, work: Callable[[Session], T]) -> T:
+    def _write(self, work: Callable[[Session], T], *, beside: bool) -> T:
+        for check in self.fences:
+            check()
         with self._soon_lock:
             earlier, self._soon = self._soon, []
+        beside = beside and all(also for _, also in earlier)
         try:
-            with Session(self._writer, expire_on_commit=False, info=self.info) as session, session.begin():
-                for each in earlier:
+            writer = self._beside if beside else self._alone
+            with Session(writer, expire_on_commit=False, info=self.info) as session, session.begin():
+                for each, _ in earlier:
                     each(session)
                 result = work(session)
                 totals.write(session)
@@ -186,10 +196,10 @@ class Database:
                 if self._unmoved():
                     raise
             except (DBAPIError, sqlite3.Error) as e:
-                if self._unmoved() and not sqlite.busy(e):
+                if self._unmoved() and not self._busy(e):
                     # A connection that was opened while the disk was read-only would stay read-only.
                     self._engine.dispose()
-                    raise sqlite.explain(e, self.name) from e
+                    raise self._explain(e, self.name) from e
                 if time.monotonic() >= deadline:
                     raise StoreTrouble(
                         f"{self.name}: locked by another process for more than {self._patience_s:g} s"
@@ -227,6 +237,26 @@ class Database:
         if self._file is None:
             self._file = current
         return current == self._file
+
+
+def _opened(url: str | URL) -> tuple[URL, Engine]:
+    """The parsed URL and its engine. Raises StoreError, which shows no password."""
+    source = "NIMBLE_JOBS_DB"
+    if not str(url).startswith("sqlite"):
+        postgres.check_url(str(url), source)
+    try:
+        parsed = make_url(url)
+        if parsed.get_backend_name() == "postgresql":
+            return parsed, postgres.create(parsed)
+        if parsed.database in (None, "", ":memory:"):
+            raise StoreError("the database is in memory, where other processes cannot see it; expected a file")
+        return parsed, create_engine(parsed)
+    except (ArgumentError, ModuleNotFoundError, ValueError) as e:  # their messages may quote a part of the URL
+        about = str(e) if str(url).startswith("sqlite") else "the address cannot be read"
+        raise StoreError(
+            f"{source}: {about}; expected a SQLAlchemy URL such as sqlite:////absolute/path.db or "
+            f"{postgres.DRIVER}://USER@HOST/DATABASE"
+        ) from None
 
 
 def file_id(path: Path) -> FileId | None:

@@ -148,7 +148,8 @@ class Jobs(JobOrders):
     ) -> bool:
         """Record an event. With an attempt: False, and nothing is recorded, if a newer attempt has begun."""
         return self._db.write(
-            lambda session: _note(session, kind, message, job=job_id, attempt=attempt, data=dict(data or {}), now=now)
+            lambda session: _note(session, kind, message, job=job_id, attempt=attempt, data=dict(data or {}), now=now),
+            beside=True,
         )
 
     def event_soon(
@@ -157,7 +158,8 @@ class Jobs(JobOrders):
         """As `event`, but with the next transaction: at the latest when the attempt ends."""
         held = dict(data)
         self._db.write_soon(
-            lambda session: _note(session, kind, message, job=job_id, attempt=attempt, data=held, now=now)
+            lambda session: _note(session, kind, message, job=job_id, attempt=attempt, data=held, now=now),
+            beside=True,
         )
 
 

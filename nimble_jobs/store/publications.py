@@ -44,7 +44,7 @@ class Publications:
                 at=time.time(),
             )
 
-        self._db.write(work)
+        self._db.write(work, beside=True)
 
     def find(self, token: str) -> Publication | None:
         """The publication whose manifest carries this token."""

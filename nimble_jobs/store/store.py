@@ -19,6 +19,7 @@ from nimble_jobs.store.check import problems_of
 from nimble_jobs.store.contents import Contents
 from nimble_jobs.store.database import BUSY_TIMEOUT_S, PATIENCE_S, Database, FileId
 from nimble_jobs.store.figures import Figures, read_figures
+from nimble_jobs.store.postgres_health import ServerFact, look
 from nimble_jobs.store.records import ScheduleEntry
 from nimble_jobs.store.watch import Watch
 
@@ -36,16 +37,23 @@ class Store(Contents):
         return self._patience.to(patience)
 
     def recover(self, now: float) -> list[Job]:
-        """End the attempts of workers that no longer hold a lock, and forget their residents. Returns the jobs."""
+        """End the attempts of workers that are no longer alive, and forget their residents. Returns the jobs."""
         lost = self.jobs.recover(self.workers.alive, now)
         self.schedules.forget_residents(self.workers.alive)
         self.orders.forget(self.workers.alive)
+        self.workers.forget()
         return lost
 
     def guard(self) -> None:
         """Check again that others cannot write here, since a process may run for weeks. Raises StateFolderRefused."""
         for folder in (self.home, self.home / "artifacts"):
             self._patience.through(partial(home_module.guard, folder))
+
+    def server(self) -> tuple[str, list[ServerFact]] | None:
+        """The shared database's address, without a password, and what its server is like; None for a SQLite file."""
+        if self._database.is_sqlite:
+            return None
+        return self._database.name, self._database.write(look, beside=True)
 
     def figures(self, now: float, *, names: int) -> Figures:
         """What metrics tell about the store at `now`, in Unix seconds.
@@ -77,6 +85,7 @@ class Store(Contents):
 
     def close(self) -> None:
         """Close the database."""
+        self.workers.close()
         self._database.close()
 
     def __enter__(self) -> Self:
@@ -98,12 +107,12 @@ def open_store(
 ) -> Store:
     """Open the store in a folder from `home.resolve`; create the database or bring it up to date if needed.
 
-    `url`: another database, by SQLAlchemy URL; by default NIMBLE_JOBS_DB. Without `create`, a folder that was never
-    initialised raises StoreGone. `patience_s`: how long a transaction is retried while others hold the lock;
-    `busy_timeout_s`: how long of it inside SQLite, where signals are not handled. Raises StoreError,
-    Damaged.
+    `url`: another database, by SQLAlchemy URL; by default NIMBLE_JOBS_DB, then `database` of config.yaml. Without
+    `create`, a folder that was never initialised raises StoreGone. `patience_s`: how long a transaction is retried
+    while others hold the lock; `busy_timeout_s`: how long of it inside SQLite, where signals are not handled. Raises
+    StoreError, Damaged, SettingsError.
     """
-    url = url or os.environ.get("NIMBLE_JOBS_DB") or None
+    url = url or os.environ.get("NIMBLE_JOBS_DB") or _configured(home)
     try:
         if url is None and not create:
             home_module.vouch(home, None)
@@ -112,6 +121,14 @@ def open_store(
         raise
     except OSError as e:
         raise StoreError(f"state folder {home}: {e.strerror}; choose another with --home") from e
+
+
+def _configured(home: Path) -> str | None:
+    if not (home / "config.yaml").exists():
+        return None
+    from nimble_jobs.settings.load import database_of  # loads pydantic, which listings do not need
+
+    return database_of(home)
 
 
 def _open(home: Path, url: str | None, busy_timeout_s: float, patience_s: float) -> Store:

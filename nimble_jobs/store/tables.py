@@ -32,7 +32,8 @@ class Base(DeclarativeBase):
 def _index_of_few(name: str, first: str, *more: str) -> Index:
     """An index without the rows whose first column is null, which most jobs are."""
     given = text(f"{first} IS NOT NULL")
-    return Index(name, first, *more, sqlite_where=given, postgresql_where=given)
+    quoted = text(f'"{first}" IS NOT NULL')  # array is a word of PostgreSQL's own
+    return Index(name, first, *more, sqlite_where=given, postgresql_where=quoted)
 
 
 class JobRow(Base):

@@ -133,7 +133,7 @@ class Timers(Asked):
 
     def get(self, name: str) -> Timer:
         """Raises NotFound."""
-        return self._db.read(lambda session: timer_record(_found(session, name)))
+        return self._db.read(lambda session: timer_record(_found(session, name, lock=False)))
 
     def ticks(
         self,
@@ -253,8 +253,8 @@ def _locked(session: Session, name: str) -> TimerRow | None:
     return session.scalar(select(TimerRow).where(TimerRow.name == name).with_for_update())
 
 
-def _found(session: Session, name: str) -> TimerRow:
-    row = _locked(session, name)
+def _found(session: Session, name: str, *, lock: bool = True) -> TimerRow:
+    row = _locked(session, name) if lock else session.scalar(select(TimerRow).where(TimerRow.name == name))
     if row is None:
         raise NotFound(f"timer {name}: no such timer; list timers with: nimble-jobs cron ls")
     return row

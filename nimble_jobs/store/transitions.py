@@ -10,9 +10,10 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.job import JobState, When
 from nimble_jobs.store import totals
+from nimble_jobs.store.changes import batched, run
 from nimble_jobs.store.changes import changed as changed
-from nimble_jobs.store.changes import run
 from nimble_jobs.store.notices import queue_end, queue_start
+from nimble_jobs.store.postgres import end_alone
 from nimble_jobs.store.ranks import take_back
 from nimble_jobs.store.records import dump
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow, WaitRow
@@ -193,6 +194,8 @@ def settle(session: Session, job_id: str, state: JobState, now: float) -> list[s
     """
     skipped: list[str] = []
     ended = [(job_id, state)] if state.final else []
+    if ended and run(session, _AWAITED, of_job=job_id).first() is not None:
+        end_alone(session)
     while ended:
         parent, end = ended.pop()
         if run(session, _AWAITED, of_job=parent).first() is None:
@@ -227,9 +230,11 @@ _WANTED = {When.SUCCESS: "its success", When.FAILURE: "its failure", When.DONE: 
 
 def _free(session: Session, parent: str, ends: list[str]) -> None:
     over = (WaitRow.parent == parent, WaitRow.when.in_(ends))
-    waiting = select(WaitRow.job).where(*over)
-    if changed(session, update(JobRow).where(JobRow.id.in_(waiting)).values(blockers=JobRow.blockers - 1)):
-        changed(session, delete(WaitRow).where(*over))
+    # The rows go first: whoever deletes one, and nobody else, counts it off.
+    gone = delete(WaitRow).where(*over).returning(WaitRow.job)
+    freed = list(session.scalars(gone, execution_options={"synchronize_session": False}))
+    for some in batched(freed):
+        changed(session, update(JobRow).where(JobRow.id.in_(some)).values(blockers=JobRow.blockers - 1))
 
 
 def settle_missed(session: Session, now: float) -> list[str]:

@@ -1,4 +1,6 @@
-"""Worker locks, which tell who is alive. A worker holds a file lock while it lives; the kernel releases it afterwards.
+"""Workers, and who of them is alive. A worker holds a file lock while it lives; the kernel releases it afterwards.
+
+In a database that several machines share, a worker holds a lease as well, since its lock is seen on its machine only.
 
 The lock is `flock` itself: it outlives no process, needs no clock, and is never replaced by a weaker kind. A worker
 takes the first free slot and never deletes its file, so that nobody can lock a deleted file.
@@ -9,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,7 @@ from typing import Any, Self
 
 from nimble_jobs.errors import NotFound, StoreError
 from nimble_jobs.store.ids import random_id
+from nimble_jobs.store.leases import Holder, Leases, Watch, boot_id, folder_id
 from nimble_jobs.store.locks import EXCLUSIVE, SHARED, Lock
 from nimble_jobs.store.records import WorkerInfo
 from nimble_jobs.whole import write_whole
@@ -27,11 +30,15 @@ _MAX_SLOTS = 4096
 class WorkerLease:
     """A held worker lock. It ends with `release`, or with the process."""
 
-    def __init__(self, *, worker_id: str, lock: Lock, info_file: Path, info: Mapping[str, Any]) -> None:
+    def __init__(
+        self, *, worker_id: str, lock: Lock, info_file: Path, info: Mapping[str, Any], leases: Leases | None = None
+    ) -> None:
         self.id = worker_id
         self._lock = lock
         self._info_file = info_file
         self._info = dict(info)
+        self._leases = leases
+        self._watch: Watch | None = None
 
     @property
     def info(self) -> dict[str, Any]:
@@ -40,12 +47,21 @@ class WorkerLease:
 
     @property
     def in_place(self) -> bool:
-        """Whether others can find the lock. They cannot if its folder was replaced."""
-        return self._lock.in_place
+        """Whether others can find the lock, which they cannot if its folder was replaced, and the lease still runs."""
+        return self._lock.in_place and not (self._watch and self._watch.lost)
+
+    def enter(self) -> None:
+        """Tell others about this worker, and take a lease if the database needs one. Raises StoreError."""
+        self.update()
+        if self._leases is not None:
+            self._leases.begin(self.id, self._info_file.parent, self._info)
+            self._watch = Watch(self._leases, self.id, info=lambda: self._info)
 
     def update(self, **info: Any) -> None:
         """Change the info that others see, for instance `status`. Raises StoreError."""
-        self._info |= info
+        self._info = self._info | info  # another thread reads it
+        if self._watch is not None:
+            self._watch.soon()
         text = json.dumps(self._info, sort_keys=True, default=str)
         try:
             # Not synced, because after a power cut nobody holds the lock.
@@ -54,7 +70,12 @@ class WorkerLease:
             raise StoreError(f"{self._info_file}: {e.strerror}; a worker needs to write here") from e
 
     def release(self) -> None:
-        """Release the lock. A second call does nothing."""
+        """Release lease and lock. A second call does nothing."""
+        watch, self._watch = self._watch, None
+        if watch is not None and self._leases is not None:
+            watch.close()
+            with suppress(StoreError):  # it ends by itself
+                self._leases.end(self.id)
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -67,10 +88,11 @@ class WorkerLease:
 
 
 class Workers:
-    """The worker locks of a state folder."""
+    """The workers of a state folder, or with `leases` those of the database, whatever their state folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, leases: Leases | None = None) -> None:
         self._folder = folder
+        self._leases = leases
 
     def hold(self, info: Mapping[str, Any]) -> WorkerLease:
         """Become a worker: take a lock that lasts as long as this process.
@@ -88,7 +110,7 @@ class Workers:
             if not lock.take(EXCLUSIVE):
                 lock.close()
                 continue
-            worker_id = f"{slot}-{random_id(8)}"
+            worker_id = f"{slot}-{random_id(8 if self._leases is None else 12)}"
             known = {
                 "pid": os.getpid(),
                 "started_at": time.time(),
@@ -97,42 +119,50 @@ class Workers:
                 **info,
                 "id": worker_id,
             }
-            lease = WorkerLease(worker_id=worker_id, lock=lock, info_file=self._info_file(slot), info=known)
+            lease = WorkerLease(
+                worker_id=worker_id, lock=lock, info_file=self._info_file(slot), info=known, leases=self._leases
+            )
             try:
-                lease.update()
+                lease.enter()
             except BaseException:
                 lease.release()
                 raise
             return lease
         raise StoreError(f"{self._folder}: {_MAX_SLOTS} workers hold locks already")
 
+    def follow(self, worker_id: str, over: Callable[[], None]) -> None:
+        """For a worker's child process: write only while the worker's lease runs, and call `over` before it ends.
+
+        Without leases this does nothing: the child dies with its worker. Raises StoreError.
+        """
+        if self._leases is not None:
+            Watch(self._leases, worker_id, over=over)
+
+    def here(self, info: WorkerInfo) -> bool:
+        """Whether this is a worker of this state folder, so that its process id means something here."""
+        return self._leases is None or info.info.get("folder") == folder_id(self._folder)
+
     def alive(self, worker_id: str) -> bool:
-        """Whether this worker holds its lock. If its info file cannot be read, it counts as alive."""
-        slot = _slot(worker_id)
-        if slot is None or not self._held(slot):
-            return False
-        info = self._read_info(slot)
-        return info is None or info.get("id") == worker_id
+        """Whether this worker is alive. If its info file cannot be read, the holder of a lock counts as alive."""
+        if self._leases is not None:
+            holder = self._leases.holder(worker_id)
+            return holder is not None and not self._died_here(holder)
+        return self._locked(worker_id)
 
     def live(self, *roles: str) -> list[WorkerInfo]:
-        """The processes that hold locks now; if roles are given, only processes with one of them."""
-        infos = []
-        for slot in self._slots():
-            if self._held(slot):
-                info = self._read_info(slot) or {}
-                if roles and info.get("role") not in roles:
-                    continue
-                infos.append(
-                    WorkerInfo(
-                        id=str(info.get("id", f"{slot}-unknown")),
-                        pid=int(info.get("pid", 0)),
-                        device=str(info.get("device", "")),
-                        started_at=float(info.get("started_at", 0.0)),
-                        status=str(info.get("status", "unknown")),
-                        info=info,
-                    )
-                )
-        return infos
+        """The processes that hold locks or leases now; if roles are given, only processes with one of them."""
+        found = self._holders() if self._leases is not None else self._locks()
+        return [info for info in found if not roles or info.info.get("role") in roles]
+
+    def forget(self) -> None:
+        """Remove what is kept of workers that were gone long ago."""
+        if self._leases is not None:
+            self._leases.forget()
+
+    def close(self) -> None:
+        """Close the connections for leases."""
+        if self._leases is not None:
+            self._leases.close()
 
     def chosen(self, ids: Sequence[str] | None) -> list[WorkerInfo]:
         """The workers with these ids, or all running ones (None). Raises NotFound for a worker that does not run."""
@@ -141,6 +171,33 @@ class Workers:
             if all(info.id != name for info in live):
                 raise NotFound(f"no worker {name} is running; list workers with: nimble-jobs worker ls")
         return [info for info in live if ids is None or info.id in ids]
+
+    def _locked(self, worker_id: str) -> bool:
+        slot = _slot(worker_id)
+        if slot is None or not self._held(slot):
+            return False
+        info = self._read_info(slot)
+        return info is None or info.get("id") == worker_id
+
+    def _locks(self) -> Iterator[WorkerInfo]:
+        for slot in self._slots():
+            if self._held(slot):
+                info = self._read_info(slot) or {}
+                yield _told(str(info.get("id", f"{slot}-unknown")), info)
+
+    def _holders(self) -> Iterator[WorkerInfo]:
+        assert self._leases is not None
+        for holder in self._leases.holders():
+            if not self._died_here(holder):
+                # Times of another boot's clock mean nothing here.
+                other = () if holder.boot == boot_id() else ("seen_at", "moved_at")
+                known = {name: value for name, value in holder.info.items() if name not in other}
+                yield _told(holder.id, known | {"host": holder.host, "folder": holder.folder})
+
+    def _died_here(self, holder: Holder) -> bool:
+        """Whether it was a worker of this folder, on this machine, whose lock is free: its lease only has to end."""
+        mine = holder.boot == boot_id() and holder.folder == folder_id(self._folder)
+        return mine and not self._locked(holder.id)
 
     def _slots(self) -> Iterator[int]:
         return iter(sorted(int(file.stem) for file in self._folder.glob("*.lock") if file.stem.isdigit()))
@@ -164,6 +221,17 @@ class Workers:
 
     def _info_file(self, slot: int) -> Path:
         return self._folder / f"{slot}.json"
+
+
+def _told(worker_id: str, info: dict[str, Any]) -> WorkerInfo:
+    return WorkerInfo(
+        id=worker_id,
+        pid=int(info.get("pid", 0)),
+        device=str(info.get("device", "")),
+        started_at=float(info.get("started_at", 0.0)),
+        status=str(info.get("status", "unknown")),
+        info=info,
+    )
 
 
 def _slot(worker_id: str) -> int | None:

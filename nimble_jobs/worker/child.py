@@ -71,6 +71,7 @@ def main(
 
         opening = Patience(limit_s=patience_s(home), check=lambda _waited_s: inbox.check())
         store = opening.through(lambda: open_impatient(home, create=False))
+        opening.through(lambda: store.workers.follow(worker, _end_now))
         station = (make_station or real_station)(store, worker, device, gpu_memory_bytes)
     except NimbleError as error:
         _tell(link, Refused(message=str(error), exit_code=error.exit_code))
@@ -150,6 +151,14 @@ def _die_with(parent: int) -> None:
             log.warning("PR_SET_PDEATHSIG: %s", os.strerror(ctypes.get_errno()))
     if os.getppid() != parent:
         _exit(ORPHANED)
+
+
+def _end_now() -> None:
+    """The worker's lease is about to end: kill this process and all that it started, so that nothing is written."""
+    log.error("the worker's lease could not be renewed; this process ends before another worker may take its job")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _exit(code: int) -> None:

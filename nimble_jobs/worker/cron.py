@@ -9,7 +9,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from nimble_jobs.courier import Courier
-from nimble_jobs.errors import HomeReplaced, StoreError
+from nimble_jobs.errors import HomeReplaced, LeaseLost, StoreError
 from nimble_jobs.store import Store, WorkerLease
 from nimble_jobs.worker.attend import attend
 from nimble_jobs.worker.duties import Duties, Duty
@@ -75,6 +75,9 @@ class Loop:
                     self._beat(trouble=None)
             except HomeReplaced:
                 raise
+            except LeaseLost:
+                log.warning("the lease of %s has ended; starting over", self._lease.id)
+                return False
             except StoreError as error:
                 self._trouble.met(error)
                 self._beat(trouble=str(error))

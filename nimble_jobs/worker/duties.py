@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from nimble_jobs.errors import HomeReplaced, StoreError
+from nimble_jobs.errors import HomeReplaced, LeaseLost, StoreError
 from nimble_jobs.patience import passes
 from nimble_jobs.worker.owed import Owed
 
@@ -94,7 +94,7 @@ class Duties:
         self.failing: dict[str, str] = {}  # error of a duty's last run, by its name
 
     def run(self, now: float) -> None:
-        """Run the duties that are due at `now`. Raises HomeReplaced only, after which the worker must leave."""
+        """Run the duties that are due at `now`. Raises HomeReplaced and LeaseLost only; the worker must leave then."""
         for duty, every in self._duties:
             if self._leaves():
                 return
@@ -102,7 +102,7 @@ class Duties:
                 continue
             try:
                 more = duty.run(now)
-            except HomeReplaced:
+            except (HomeReplaced, LeaseLost):
                 raise
             except Exception as error:  # noqa: BLE001  # whatever a duty meets, the worker's jobs go on
                 self._failed(duty.name, error)
@@ -112,7 +112,7 @@ class Duties:
                 self._went_well(duty.name)
         try:
             self._unrecorded.pay()
-        except HomeReplaced:
+        except (HomeReplaced, LeaseLost):
             raise
         except StoreError as error:  # it stays in the list, and the loop will meet the same error
             log.debug("recording a failure failed: %s", error)

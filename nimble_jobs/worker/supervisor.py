@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection, wait
 
-from nimble_jobs.errors import HomeReplaced, NimbleError, StoreError, UsageError
+from nimble_jobs.errors import HomeReplaced, LeaseLost, NimbleError, StoreError, UsageError
 from nimble_jobs.job import Job
 from nimble_jobs.store import Store, WorkerLease
 from nimble_jobs.worker.duties import Duties, Duty, Together
@@ -77,6 +78,9 @@ class Supervisor:
                     self._beat(trouble=None)
             except HomeReplaced:
                 raise
+            except LeaseLost:
+                self._move_out()
+                return False
             except StoreError as error:
                 self._endure(error)
             self._wait(min(time.monotonic() + DUTIES_S, *(post.next_at() for post in self._posts)))
@@ -106,7 +110,7 @@ class Supervisor:
         for post in posts:
             try:
                 work(post)
-            except HomeReplaced:
+            except (HomeReplaced, LeaseLost):
                 raise
             except StoreError as error:
                 trouble = trouble or error
@@ -192,13 +196,14 @@ class Supervisor:
                 post.owed.settle(LAST_S)
 
     def _move_out(self) -> None:
-        """A lock is not where others look for it: give the jobs back, and let `run` take other locks."""
+        """A lock is not where others look for it, or a lease is over: give the jobs back, and let `run` take others."""
         names = ", ".join(post.id for post in self._posts)
-        log.warning("the lock %s was replaced together with its folder; this worker starts over", names)
+        log.warning("a lock or lease of %s was replaced or has ended; this worker starts over", names)
         for post in self._posts:
             if post.running:
                 post.give_back("the state folder was replaced under its worker")
-                post.owed.pay()
+                with suppress(LeaseLost):  # then the job is no longer its own to give back
+                    post.owed.pay()
 
     def _record(self, duty: str, reason: str) -> None:
         self._store.jobs.event("duty", f"worker {self._posts[0].id}: {duty} failed: {reason}", now=time.time())

@@ -18,9 +18,9 @@ KEY, OTHER = key_of("a"), key_of("b")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path, url: str | None) -> Iterator[Store]:
     """A new store."""
-    with open_store(resolve(str(tmp_path / "home"))) as opened:
+    with open_store(resolve(str(tmp_path / "home")), url) as opened:
         yield opened
 
 

@@ -23,10 +23,14 @@ PATIENCE_S = 60
 
 
 @pytest.fixture
-def home() -> Iterator[Path]:
-    """A state folder."""
+def home(url: str | None) -> Iterator[Path]:
+    """A state folder. All processes read its database from its configuration."""
     with samples.folder_in_memory() as folder:
-        yield resolve(folder)
+        home = resolve(folder)
+        if url is not None:
+            (home / "config.yaml").write_text(f"database: {url}\n")
+            (home / "config.yaml").chmod(0o600)
+        yield home
 
 
 def test_no_double_claim(home: Path) -> None:

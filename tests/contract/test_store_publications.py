@@ -24,20 +24,20 @@ def running(store: Store) -> str:
     return job.id
 
 
-def test_notes_are_kept(tmp_path: Path) -> None:
+def test_notes_are_kept(tmp_path: Path, url: str | None) -> None:
     """They are found by their token, also after the store was closed; an unknown token finds nothing."""
-    with open_store(resolve(str(tmp_path / "home"))) as store:
+    with open_store(resolve(str(tmp_path / "home")), url) as store:
         found = note_of(running(store))
         store.publications.note(found, 1)
         assert store.publications.home == tmp_path / "home"
-    with open_store(tmp_path / "home") as store:
+    with open_store(tmp_path / "home", url) as store:
         assert store.publications.find(found.token) == found
         assert store.publications.find("c" * 32) is None
 
 
-def test_only_the_attempt_that_owns_the_job_notes(tmp_path: Path) -> None:
+def test_only_the_attempt_that_owns_the_job_notes(tmp_path: Path, url: str | None) -> None:
     """A stale attempt publishes nothing."""
-    with open_store(resolve(str(tmp_path / "home"))) as store:
+    with open_store(resolve(str(tmp_path / "home")), url) as store:
         job = running(store)
         with pytest.raises(FencedOut):
             store.publications.note(note_of(job), 2)
@@ -47,9 +47,9 @@ def test_only_the_attempt_that_owns_the_job_notes(tmp_path: Path) -> None:
         assert store.publications.find("a" * 32) is None
 
 
-def test_outputs_of_earlier_versions(tmp_path: Path) -> None:
+def test_outputs_of_earlier_versions(tmp_path: Path, url: str | None) -> None:
     """They are those of jobs that succeeded and have no note."""
-    with open_store(resolve(str(tmp_path / "home"))) as store:
+    with open_store(resolve(str(tmp_path / "home")), url) as store:
         ids = []
         for noted in (False, True):
             job = running(store)

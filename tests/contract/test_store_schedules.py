@@ -29,10 +29,14 @@ KEY = key_of("a")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path: Path, url: str | None) -> Iterator[Store]:
     """A new store."""
-    with open_store(resolve(str(tmp_path / "home"))) as opened:
+    with open_store(resolve(str(tmp_path / "home")), url) as opened:
         yield opened
+
+
+# Damage is done to the file behind the store's back.
+only_sqlite = pytest.mark.parametrize("url", [None], ids=["sqlite"])
 
 
 def tamper(store: Store, statement: str, *values: Any) -> None:
@@ -135,6 +139,7 @@ def test_uses(store: Store) -> None:
     assert list(uses.misses.items()) == [("the stored schedule was not used", 2), ("not stored", 1)]
 
 
+@only_sqlite
 def test_artifacts_belong_to_schedules(store: Store) -> None:
     """A schedule names its constants and the machine code of its kernels; without one of the names it is damaged."""
     code = key_of("code")
@@ -183,6 +188,7 @@ def test_quarantined(store: Store) -> None:
     assert [event.kind for event in store.jobs.events()] == ["quarantined", "quarantined"]
 
 
+@only_sqlite
 @pytest.mark.parametrize(
     "statement",
     [
@@ -216,6 +222,7 @@ def test_damaged(store: Store, statement: str) -> None:
     assert store.check() == [], "what was dealt with is no news"
 
 
+@only_sqlite
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(data=st.data())
 def test_flipped_bits(store: Store, data: st.DataObject) -> None:

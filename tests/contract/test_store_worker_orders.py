@@ -12,8 +12,8 @@ from nimble_jobs.store.home import resolve
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(resolve(str(tmp_path))) as opened:
+def store(tmp_path: Path, url: str | None) -> Iterator[Store]:
+    with open_store(resolve(str(tmp_path)), url) as opened:
         yield opened
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -18,7 +17,6 @@ from torch import nn
 from nimble_jobs import machine
 from nimble_jobs.errors import ModelChanged, ModelError
 from nimble_jobs.models import identity, weights_identity
-from nimble_jobs.models.identity import _owners
 from nimble_jobs.models.local_files import local_files
 from nimble_jobs.spec.model import ModelSpec
 
@@ -366,13 +364,3 @@ def test_weights_of_sentence_models(tmp_path: Path) -> None:
     assert [part.split(":")[0] for part in found.split()] == [
         str(tmp_path / "model.safetensors"), str(tmp_path / "2_Dense/model.safetensors"),
     ]  # fmt: skip
-
-
-def test_the_owners_of_a_name_are_those_of_the_standard_library() -> None:
-    """For packages with several modules, single files, compiled modules, and names that nobody provides."""
-    known = importlib.metadata.packages_distributions()
-    names = sorted(name for name in known if name.isidentifier())
-    assert len(names) > 20
-    for name in (*names[:: max(1, len(names) // 25)], "yaml", "PIL", "typing_extensions", "_cffi_backend"):
-        assert _owners(name) == set(known.get(name, ())), name
-    assert _owners("surely_nobody_has_this") == set()

@@ -1,0 +1,141 @@
+"""What PostgreSQL needs: how to connect, who may write beside whom, what errors mean, and which servers will do.
+
+A writing transaction takes one lock of the database, alone or shared, before anything else. Transactions that lock
+every row on which they depend share it: claims, progress, ends of attempts. All others run alone, as in SQLite. The
+lock belongs to the transaction, so a pooler between client and server does no harm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.orm import Session
+
+from nimble_jobs.errors import NimbleError, StoreError, StoreTrouble
+
+OLDEST = 140000  # server_version_num
+DRIVER = "postgresql+psycopg"
+ALONE, BESIDE = "alone", "beside"  # values of the execution option `begin`
+
+IDLE_S = 5.0  # the server ends a transaction whose client says nothing for this long, and so frees its locks
+_LOCK_S = 2.0  # one wait for a lock; the transaction is then repeated
+_STORE, _ENDS = 0x6E6A6F62, 0x6E6A656E  # classes of advisory locks: the whole store, ends that others wait for
+_SECRETS = {"password", "sslpassword"}
+_CONNECT = {
+    "application_name": "nimble-jobs",
+    "connect_timeout": "10",
+    # A vanished server or network is noticed within half a minute.
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+}
+_BEGIN = (
+    f"SELECT set_config('lock_timeout', '{_LOCK_S * 1000:.0f}', true), "
+    f"set_config('idle_in_transaction_session_timeout', '{IDLE_S * 1000:.0f}', true), "
+    "set_config('synchronous_commit', 'on', true), "
+    "pg_advisory_xact_lock{shared}(%d, hashtext(current_schema()))" % _STORE
+)
+_STATEMENTS = {ALONE: _BEGIN.format(shared=""), BESIDE: _BEGIN.format(shared="_shared")}
+_END = f"SELECT pg_advisory_xact_lock({_ENDS}, hashtext(current_schema()))"  # a constant
+
+_BUSY = {"40001", "40P01", "55P03", "25P03"}  # serialization, deadlock, lock timeout, idle in the transaction
+_REFUSED = {"28000", "28P01", "3D000", "42501", "3F000"}  # who may connect and to what; a wait does not change it
+_PASSING = ("08", "53", "57", "58", "25")  # connection, resources, intervention, system, read-only
+
+
+def check_url(text: str, source: str) -> None:
+    """Raises StoreError, which never shows a password, for a PostgreSQL URL that cannot be used."""
+    parts = urlsplit(text)
+    if parts.scheme != DRIVER:
+        raise StoreError(
+            f"{source}: found {parts.scheme}://; expected a SQLAlchemy URL such as {DRIVER}://USER@HOST/DATABASE or "
+            "sqlite:////absolute/path.db"
+        )
+    if parts.netloc.count("@") > 1 or (parts.username is None and "@" in parts.path):
+        raise StoreError(f"{source}: the address has several @; write %40 for an @ in the password, and %2F for a /")
+
+
+def secret_in(url: URL) -> bool:
+    """Whether a URL holds a password, in its place or among the options."""
+    return url.password is not None or not _SECRETS.isdisjoint(url.query)
+
+
+def shown(url: URL) -> str:
+    """The URL without any password."""
+    return url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
+
+
+def create(url: URL) -> Engine:
+    """An engine whose connections are kept alive. Raises StoreError if psycopg is missing."""
+    given = {name for name, _ in parse_qsl(urlsplit(url.render_as_string(hide_password=False)).query)}
+    try:
+        return create_engine(url, connect_args={k: v for k, v in _CONNECT.items() if k not in given})
+    except ModuleNotFoundError as e:
+        raise StoreError(
+            f"{shown(url)}: PostgreSQL needs the package {e.name}; install it with: pip install 'nimble-jobs[postgres]'"
+        ) from None
+
+
+def reader(engine: Engine) -> Engine:
+    """For transactions that read one state and write nothing."""
+    return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+
+def writer(engine: Engine, begin: str) -> Engine:
+    """For transactions that begin ALONE or BESIDE others. Each statement sees what was committed before it."""
+    return engine.execution_options(isolation_level="READ COMMITTED", postgresql_readonly=False, begin=begin)
+
+
+def prepare(engine: Engine) -> None:
+    """Have each writing transaction begin with its lock."""
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        statement = _STATEMENTS.get(connection.get_execution_options().get("begin", ""))
+        if statement is not None:
+            connection.exec_driver_sql(statement)
+
+
+def check_server(connection: Connection, name: str) -> None:
+    """Refuse a server that is too old, or a database that cannot hold every text. Raises StoreError."""
+    info: Any = connection.connection.driver_connection
+    if info.info.server_version < OLDEST:
+        raise StoreError(f"{name}: PostgreSQL {info.info.server_version // 10000}; expected {OLDEST // 10000} or newer")
+    encoding = info.info.parameter_status("server_encoding")
+    if encoding != "UTF8":
+        raise StoreError(f"{name}: the database's encoding is {encoding}; expected UTF8")
+
+
+def end_alone(session: Session) -> None:
+    """Let the transactions that end jobs for which others wait do so one after another. On SQLite they do anyway."""
+    connection = session.connection()
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(_END)
+
+
+def busy(error: Exception) -> bool:
+    """Whether the transaction may succeed when it is repeated at once."""
+    return _state(error) in _BUSY
+
+
+def explain(error: Exception, name: str) -> NimbleError:
+    """The error for users that a driver's error stands for. The driver's words hold no password."""
+    state = _state(error)
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    words = " ".join(str(cause).split()) or type(cause).__name__
+    if state in _REFUSED:
+        return StoreError(f"{name}: {words}; check the user, its rights and ~/.pgpass")
+    lost = isinstance(error, OperationalError) and (state is None or error.connection_invalidated)
+    if lost or (state is not None and state.startswith(_PASSING)):
+        return StoreTrouble(f"{name}: cannot be used ({words}); check that the server runs and can be reached")
+    return StoreError(f"{name}: {type(cause).__name__}: {words}")
+
+
+def _state(error: Exception) -> str | None:
+    cause: Any = error.orig if isinstance(error, DBAPIError) else error
+    state = getattr(cause, "sqlstate", None)
+    return None if state is None else str(state)

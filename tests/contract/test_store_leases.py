@@ -1,0 +1,158 @@
+"""Leases: who is alive in a database that several state folders share. By PostgreSQL's clock, without locks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from nimble_jobs.errors import LeaseLost
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store import Store, leases, open_store
+from nimble_jobs.store.home import resolve
+from tests import postgres
+from tests.store_samples import NOW, submit
+
+
+@dataclass(frozen=True)
+class Homes:
+    """Two state folders over one database."""
+
+    one: Store
+    other: Store
+
+
+@pytest.fixture
+def homes(tmp_path: Path) -> Iterator[Homes]:
+    with postgres.schema() as url, ExitStack() as opened:
+        stores = [opened.enter_context(open_store(resolve(str(tmp_path / name)), url)) for name in ("one", "other")]
+        yield Homes(*stores)
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Leases of a second."""
+    for name, seconds in {"LEASE_S": 1.0, "RENEW_S": 0.1, "MARGIN_S": 0.25}.items():
+        monkeypatch.setattr(leases, name, seconds)
+    return 1.0
+
+
+def claimed(store: Store, worker: str, now: float = NOW) -> Job:
+    job = store.jobs.claim(worker, device="cpu", now=now)
+    assert job is not None
+    return job
+
+
+def test_another_home_leaves_a_live_job_alone(homes: Homes) -> None:
+    """A worker of one home runs a job; a worker of the other home, which sees no lock of it, does not take it away."""
+    submit(homes.one)
+    with homes.one.workers.hold({"role": "worker"}) as lease:
+        job = claimed(homes.one, lease.id)
+        assert homes.other.workers.alive(lease.id)
+        assert [info.id for info in homes.other.workers.live("worker")] == [lease.id]
+        assert homes.other.recover(NOW) == []
+        assert homes.other.jobs.get(job.id).state is JobState.RUNNING
+    assert not homes.other.workers.alive(lease.id)
+    assert [lost.id for lost in homes.other.recover(NOW)] == [job.id]
+    assert homes.one.jobs.get(job.id).state is JobState.QUEUED
+
+
+def test_a_worker_of_this_home_without_its_lock_is_dead_at_once(homes: Homes) -> None:
+    """Its own home need not wait for the end of the lease; the other home does."""
+    with homes.one.workers.hold({"role": "worker"}) as lease:
+        lease._lock.close()  # as when the process dies
+        assert not homes.one.workers.alive(lease.id)
+        assert homes.one.workers.live() == []
+        assert homes.other.workers.alive(lease.id)
+
+
+def test_a_lease_is_renewed_with_what_the_worker_tells(homes: Homes, short: float) -> None:
+    """It runs for longer than it was given for, and others see news at once."""
+    with homes.one.workers.hold({"role": "worker"}) as lease:
+        lease.update(status="ready")
+        deadline = time.monotonic() + 2 * short
+        while time.monotonic() < deadline:
+            assert homes.other.workers.alive(lease.id)
+            time.sleep(0.1)
+        (info,) = homes.other.workers.live()
+        assert info.status == "ready"
+        assert homes.one.workers.here(info)
+        assert not homes.other.workers.here(info)
+        assert lease.in_place
+
+
+def test_who_was_stopped_past_the_lease_writes_nothing(homes: Homes, short: float) -> None:
+    """A worker and its child that did nothing until the lease had ended: every write is refused, before and after
+    another worker has taken the job, and the worker knows that it must begin anew.
+    """
+    submit(homes.one)
+    submit(homes.one)
+    with homes.one.workers.hold({"role": "worker"}) as lease:
+        job = claimed(homes.one, lease.id)
+        stopped = threading.Event()
+        renew = lease._leases.renew if lease._leases else None
+        assert renew is not None
+        lease._leases.renew = lambda *_given: stopped.wait(5)  # type: ignore[union-attr, method-assign, assignment, return-value]
+        time.sleep(short + 0.1)
+        with pytest.raises(LeaseLost):
+            homes.one.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=NOW)
+        with pytest.raises(LeaseLost):
+            claimed(homes.one, lease.id)
+        assert [lost.id for lost in homes.other.recover(NOW)] == [job.id]
+        lease._leases.renew = renew  # type: ignore[union-attr, method-assign]
+        stopped.set()
+        lease.update()
+        deadline = time.monotonic() + 10
+        while lease.in_place:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        with pytest.raises(LeaseLost):
+            homes.one.jobs.event("late", "written after the lease", now=NOW)
+    assert "late" not in {event.kind for event in homes.other.jobs.events()}
+
+
+def test_an_attempt_is_fenced_without_any_clock(homes: Homes) -> None:
+    """Whatever a stale process believes about its lease, the attempt number refuses its writes."""
+    submit(homes.one)
+    with homes.one.workers.hold({}) as lease:
+        stale = claimed(homes.one, lease.id)
+        homes.other.jobs._db.write(lambda session: session.execute(text("UPDATE workers SET lease_until = 0")))
+        homes.other.recover(NOW)
+        newer = claimed(homes.other, "other", NOW + 3600)
+        assert (newer.id, newer.attempt) == (stale.id, stale.attempt + 1)
+        assert not homes.one.jobs.progress(stale.id, stale.attempt, done=1, total=1, bad=0)
+        assert not homes.one.jobs.finish(stale.id, stale.attempt, outputs={}, timings={}, schedule={}, now=NOW)
+        assert homes.one.jobs.fail(stale.id, stale.attempt, error="late", retry=True, now=NOW) is None
+
+
+def test_a_child_ends_before_the_lease_does(homes: Homes, short: float) -> None:
+    """A child process that follows a lease which is not renewed is told with time to spare."""
+    keeper = homes.one.workers._leases
+    assert keeper is not None
+    keeper.begin("1-gone", homes.one.home, {})
+    told = threading.Event()
+    homes.other.workers.follow("1-gone", told.set)
+    homes.other.jobs.event("early", "written while the lease runs", now=NOW)
+    assert told.wait(10)
+    assert 0 < keeper.left_s("1-gone") < 2 * leases.MARGIN_S
+    with pytest.raises(LeaseLost):
+        homes.other.jobs.event("late", "written at its end", now=NOW)
+
+
+def test_rows_of_workers_that_are_long_gone_are_removed(homes: Homes) -> None:
+    """Ids are kept for a day after the end, so that the table does not grow for ever."""
+    keeper = homes.one.workers._leases
+    assert keeper is not None
+    for worker, until in {"0-old": "lease_until - 90000", "0-new": "lease_until - 3600"}.items():
+        keeper.begin(worker, homes.one.home, {})
+        change = text(f"UPDATE workers SET lease_until = {until} WHERE id = :id")
+        homes.one.jobs._db.write(lambda session, s=change, w=worker: session.execute(s, {"id": w}))
+    homes.one.recover(NOW)
+    left = homes.one.jobs._db.read(lambda session: session.execute(text("SELECT id FROM workers")).scalars().all())
+    assert left == ["0-new"]

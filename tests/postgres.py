@@ -1,0 +1,65 @@
+"""PostgreSQL for tests: one server for all processes of a test run, started by whoever needs it first."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+SUITE = "NIMBLE_JOBS_TESTS_SUITE"  # process id of the test run, for all of its processes
+_START_S = 60.0
+_numbers = itertools.count()
+
+
+def begin() -> None:
+    """Note which process is the test run. Call it before other processes are started."""
+    os.environ.setdefault(SUITE, str(os.getpid()))
+
+
+@contextmanager
+def schema() -> Iterator[str]:
+    """The URL of an empty schema of its own."""
+    socket = _server()
+    name = f"s{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(host=str(socket), user="postgres", dbname="postgres", autocommit=True) as connection:
+        connection.execute(f"CREATE SCHEMA {name}")  # type: ignore[arg-type]
+        yield f"postgresql+psycopg://postgres@/postgres?host={socket}&options=-csearch_path%3D{name}"
+        connection.execute(f"DROP SCHEMA {name} CASCADE")  # type: ignore[arg-type]
+
+
+def _server() -> Path:
+    """The folder of the running server's socket."""
+    suite = os.environ[SUITE]
+    folder = Path(tempfile.gettempdir()) / f"nimble-jobs-postgres-{suite}"
+    folder.mkdir(mode=0o711, exist_ok=True)
+    with (folder / "started").open("a") as started:
+        fcntl.flock(started, fcntl.LOCK_EX)
+        if started.tell() == 0:
+            program = Path(__file__).with_name("postgres_server.py")
+            with (folder / "log").open("w") as log:
+                command = [sys.executable, str(program), str(folder), suite]
+                subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
+            _await(folder)
+            started.write("yes")
+    return folder
+
+
+def _await(folder: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while True:
+        try:
+            psycopg.connect(host=str(folder), user="postgres", dbname="postgres").close()
+            return
+        except psycopg.OperationalError:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"PostgreSQL did not start: {(folder / 'log').read_text()}") from None
+            time.sleep(0.02)
