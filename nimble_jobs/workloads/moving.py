@@ -64,7 +64,9 @@ def due(context: JobContext, prepared: Prepared, where: Callable[[], At]) -> boo
     if run is None or prepared.progress not in (Progress.EAGER, Progress.QUICK) or at.left <= 0:
         return False
     if _undecided(prepared, run):
-        return _measured(run, prepared, at)
+        # One bucket is built at a time, since the next one then takes over its choice.
+        waits = prepared.loaded.siblings is not None and builders is not None and bool(builders.busy)
+        return _measured(run, prepared, at) and not waits
     if at.run_s < run.asked_s + _ASK_S:
         return False
     run.asked_s = at.run_s
@@ -118,7 +120,7 @@ def _finished(context: JobContext, prepared: Prepared, at: At, run_s: float) -> 
     if loaded.ready and not loaded.instances:  # what was built says that eager is faster
         return None
     if not run.why:
-        run.why = f"stayed in eager: the job ended after {format_duration(run_s)}, too early to measure its rate"
+        run.why = f"stayed in eager: the job ended after {format_duration(run_s)}, too early to decide on a build"
     _want(context, prepared, run, at)
     demand = _demand(context, prepared)
     if demand.failed is not None:

@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from nimble_jobs import spec as specs
-from nimble_jobs.job import Job, JobState
+from nimble_jobs.job import Hit, Job, JobState
 from nimble_jobs.payback import Decision, Plan
 from nimble_jobs.planner import Builders, Request, Siblings
 from nimble_jobs.planner.jobs import first_run
 from nimble_jobs.planner.jobs.ahead import build_ahead
 from nimble_jobs.planner.jobs.background import order_of, request_of
+from nimble_jobs.planner.jobs.prepared import FirstRun, Prepared, Progress
 from nimble_jobs.store import Store, WantedState, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import Station, execute, real_station
@@ -164,7 +165,7 @@ def test_a_small_job_builds_nothing(store: Store, tmp_path: Path) -> None:
         station = station_of(store, Later(store, 0))
         job = run(store, tmp_path, station)
         assert (job.schedule["hit"], job.schedule["runs"], job.schedule["progress"]) == ("miss", "eager", "eager")
-        assert "too early to measure its rate" in job.schedule["first_run"]["why"]
+        assert "too early to decide on a build" in job.schedule["first_run"]["why"]
         assert (
             "an idle worker will build the schedule; to build it now, run: nimble-jobs cache build SPEC"
             in said(store, job)[-1]
@@ -330,3 +331,16 @@ def test_of_siblings_one_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         assert first_run.kernels_and_call_s(alone, 0.012) == (0.006, 0.009)  # type: ignore[arg-type]
     assert measured == [first, alone, alone]
+
+
+@pytest.mark.parametrize(("siblings", "busy", "due"), [(True, ["k"], False), (True, [], True), (False, ["k"], True)])
+def test_a_bucket_waits_for_the_build_of_another_one(siblings: bool, busy: list[str], due: bool) -> None:
+    """Whose choice it may then take over. Jobs of one schedule decide whatever else is built."""
+    loaded: Any = SimpleNamespace(
+        key="b", siblings=Siblings() if siblings else None, request=SimpleNamespace(batch_size=4)
+    )
+    run = FirstRun(parts={}, began=(4, 0.1))
+    prepared = Prepared(loaded=loaded, hit=Hit.MISS, load_s=0.0, build_s=0.0, progress=Progress.EAGER, first_run=run)
+    context: Any = SimpleNamespace(builders=SimpleNamespace(busy=busy))
+    at = moving.At(record=40, done=40, left=1000, run_s=2.0)
+    assert moving.due(context, prepared, lambda: at) is due
