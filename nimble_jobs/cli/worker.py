@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, worker_orders, worker_service
+from nimble_jobs.cli import options, output, worker_orders, worker_script, worker_service
 from nimble_jobs.cli.chosen import chosen
 from nimble_jobs.cli.filters import Kind
 from nimble_jobs.cli.listing import Column, Selection, print_rows
@@ -132,6 +132,7 @@ def start(
 
 worker_orders.register(app)
 app.add_typer(worker_service.app)
+app.add_typer(worker_script.app)
 
 
 @app.command()

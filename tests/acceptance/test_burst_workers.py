@@ -1,0 +1,171 @@
+"""Workers as Slurm and Kubernetes start them: the printed script and the manifest's command are run, and score jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from worker_processes import until
+
+from nimble_jobs import client
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import resolve
+from tests import prefork
+from tests.cli import Cli
+
+COMMAND = str(Path(sys.executable).with_name("nimble-jobs"))
+SLURM = {
+    "SLURM_JOB_ID": "4242",
+    "SLURM_ARRAY_JOB_ID": "4242",
+    "SLURM_ARRAY_TASK_ID": "1",
+    "SLURM_ARRAY_TASK_COUNT": "1",
+    "SLURM_NTASKS": "1",
+    "SLURM_CPUS_PER_TASK": "2",
+    "SLURM_RESTART_COUNT": "0",
+}
+SPEC = """
+version: 1
+name: burst
+kind: score
+model: {source: "python:model.py:small"}
+input: {source: x.npy, format: npy, batch_size: 8}
+output: {path: out, format: npy, fields: [id, logits], shard_size: 8}
+"""
+MODEL = """
+import time
+import torch
+
+class Slow(torch.nn.Module):
+    def forward(self, x):
+        time.sleep(SECONDS)
+        return x * 2
+
+def small():
+    return Slow()
+"""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Variables of a machine on which nobody has set up anything."""
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("NIMBLE_JOBS_")}
+    return ours | {"OMP_WAIT_POLICY": "passive"} | more
+
+
+def lay_out(folder: Path, seconds: float) -> Path:
+    """A spec of ten shards whose batches take so long."""
+    np.save(folder / "x.npy", np.arange(320, dtype=np.float32).reshape(80, 4))
+    (folder / "model.py").write_text(MODEL.replace("SECONDS", str(seconds)))
+    (folder / "spec.yaml").write_text(SPEC)
+    return folder / "spec.yaml"
+
+
+def check(folder: Path) -> None:
+    """Every record is there, once, and right."""
+    parts = sorted((folder / "out").glob("part-*.logits.npy"))
+    got = np.concatenate([np.load(part) for part in parts])
+    np.testing.assert_array_equal(got, 2 * np.arange(320, dtype=np.float32).reshape(80, 4))
+
+
+@pytest.fixture
+def batch_job(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that a batch system would have started; none is left behind."""
+    started: list[subprocess.Popen[str]] = []
+    yield started
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(timeout=60)
+    print((tmp_path / "log").read_text())  # seen where a test fails
+
+
+def sbatch(store: Store, capsys: pytest.CaptureFixture[str], folder: Path, *given: str) -> subprocess.Popen[str]:
+    """The printed script as Slurm's daemon runs it: a file, in a session of its own, with its variables."""
+    printed = Cli(store.home, capsys)("worker", "script", "slurm", "--gpus", "0", *given)
+    assert (printed.code, printed.err) == (0, "")
+    script = folder / "slurm_script"
+    script.write_text(printed.out)
+    script.chmod(0o700)
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen([script], env=environment(**SLURM), stderr=log, text=True, start_new_session=True)
+
+
+def submitted(store: Store, folder: Path, seconds: float) -> Job:
+    return client.submit(lay_out(folder, seconds), store=store, allow_python=[folder])
+
+
+def test_a_slurm_task_scores_a_job_and_ends(
+    store: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, batch_job: list[subprocess.Popen[str]]
+) -> None:
+    """It takes the queued job, and exits with 0 once there was no work for a while."""
+    job = submitted(store, tmp_path, 0.0)
+    batch_job.append(sbatch(store, capsys, tmp_path, "--max-idle", "1s"))
+    assert batch_job[0].wait(timeout=120) == 0
+    assert store.jobs.get(job.id).state is JobState.SUCCEEDED
+    assert "idle for 1 s" in (tmp_path / "log").read_text()
+    check(tmp_path)
+
+
+def test_slurms_signal_reaches_the_worker(
+    store: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, batch_job: list[subprocess.Popen[str]]
+) -> None:
+    """`--signal=B:TERM` goes to the batch shell alone. The job is queued, the task ends with 0, the next goes on."""
+    job = submitted(store, tmp_path, 0.3)
+    batch_job.append(sbatch(store, capsys, tmp_path))
+    until(lambda: (store.jobs.get(job.id).records_done or 0) >= 16, timeout_s=120)
+    os.kill(batch_job[0].pid, signal.SIGTERM)
+    assert batch_job[0].wait(timeout=60) == 0
+    after = store.jobs.get(job.id)
+    assert after.state is JobState.QUEUED
+    assert [attempt.outcome for attempt in store.jobs.attempts(job.id)] == ["requeued"]
+    batch_job.append(sbatch(store, capsys, tmp_path, "--max-idle", "1s"))
+    assert batch_job[1].wait(timeout=120) == 0
+    assert [attempt.outcome for attempt in store.jobs.attempts(job.id)] == ["requeued", "succeeded"]
+    check(tmp_path)
+
+
+def test_a_pod_scores_a_job_and_ends(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest's command, with its variables and those of the ConfigMap and the Secret, in a fresh state folder."""
+    database = f"sqlite:///{tmp_path / 'shared.db'}"
+    given = ["--image", "x/y:1", "--claim", "shared", "--gpus", "0", "--max-idle", "1s"]
+    printed = Cli(tmp_path / "home", capsys)("worker", "script", "kubernetes", *given)
+    assert (printed.code, printed.err) == (0, "")
+    (container,) = yaml.safe_load(printed.out)["spec"]["template"]["spec"]["containers"]
+    folder = str(tmp_path / "state")
+    from_others = {"NIMBLE_JOBS_DB": database, "PGPASSWORD": "never printed"}
+    variables = {
+        each["name"]: each["value"].replace("/state", folder, 1) if "value" in each else from_others[each["name"]]
+        for each in container["env"]
+    }
+    monkeypatch.setenv("NIMBLE_JOBS_DB", database)
+    Path(folder).mkdir()
+    with open_store(resolve(variables["NIMBLE_JOBS_HOME"])) as store:
+        job = submitted(store, tmp_path, 0.0)
+        words = [COMMAND if word == "nimble-jobs" else word for word in container["command"]]
+        done = prefork.run(
+            [sys.executable, *words], env=environment(**variables), capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode, done.stdout) == (0, "")
+        assert store.jobs.get(job.id).state is JobState.SUCCEEDED
+    assert "never printed" not in done.stderr
+    check(tmp_path)
+
+
+def test_time_is_counted(store: Store, tmp_path: Path) -> None:
+    """`worker start` in the foreground ends at its `--max-time`."""
+    began = time.monotonic()
+    words = [sys.executable, COMMAND, "--home", str(store.home), "worker", "start", "--device", "cpu"]
+    done = prefork.run([*words, "--max-time", "3s"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "its time is over" in done.stderr
+    assert 3.0 <= time.monotonic() - began < 30.0
