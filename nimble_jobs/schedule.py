@@ -223,6 +223,11 @@ class Schedule:
         """SHA-256 of the canonical JSON, in hex."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
+    @property
+    def sibling(self) -> dict[str, str] | None:
+        """`taken_from` by name: the sibling's `key`, and its `batch` in words."""
+        return None if self.taken_from is None else {"key": self.taken_from[0], "batch": self.taken_from[1]}
+
     def summary(self) -> dict[str, Any]:
         """What a job reports about its schedule, as JSON-able values."""
         return {

@@ -136,6 +136,7 @@ def _line(made: Ahead) -> str:
     took = figures.duration(made.build_s)
     measured = {"replay_us": made.replay_us, "eager_us": made.eager_us, "runs": made.runs, "device": made.device}
     state = f"hit, built before in {took}" if made.hit else f"built in {took}"
+    state += f", taken over from {made.taken_from['batch']}" if made.taken_from else ""
     return with_reason(f"{head}  {state}", figures.speedup(measured), sys.stdout)
 
 

@@ -102,6 +102,7 @@ def look(store: Store, key: str, *, every_byte: bool = True) -> Shown:
         facts = {
             "graph": dataclasses.asdict(schedule.facts),
             "candidates": [dataclasses.asdict(candidate) for candidate in schedule.candidates],
+            "taken_from": schedule.sibling,
             "check": {"tolerance": schedule.tolerance, "error": schedule.error},
             "memory": {"peak_bytes": schedule.peak_bytes, "arena_bytes": schedule.arena_bytes},
         }

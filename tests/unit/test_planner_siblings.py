@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from nimble_jobs.cli.cache_spec import _line
 from nimble_jobs.cli.explained import explained as sections
 from nimble_jobs.errors import CheckFailed, OutOfMemory
 from nimble_jobs.families import batch_words, bucket_of, family_of, rows_of
@@ -19,7 +20,7 @@ from nimble_jobs.packing import text_layout
 from nimble_jobs.planner import Request, explained, prepare
 from nimble_jobs.planner.forward import build as builds
 from nimble_jobs.planner.forward.target import ForwardTarget
-from nimble_jobs.planner.jobs.ahead import look_up
+from nimble_jobs.planner.jobs.ahead import build_ahead, look_up
 from nimble_jobs.planner.jobs.loaded import Loaded
 from nimble_jobs.planner.keys.request import key_parts, schedule_key
 from nimble_jobs.planner.lookup.siblings import choice_words, precedent_of
@@ -30,6 +31,7 @@ from nimble_jobs.sentence import Pooling
 from nimble_jobs.spec import ModelSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve as home
+from nimble_jobs.views.schedules import look
 from nimble_jobs.worker.residency import Residents
 from nimble_jobs.workloads.text.job import TextPlan
 from tests.one_batch import outputs_of
@@ -111,6 +113,9 @@ def test_a_bucket_takes_over_the_candidate_of_another_one(
     torch.testing.assert_close(outputs_of(loaded, rows)["embedding"], expected, rtol=1e-4, atol=1e-5)
     answer = explained(look_up(request, device=CPU, store=store))
     assert answer["taken_from"] == {"key": first.key, "batch": "4×8 tokens"}
+    made = build_ahead(request, device=CPU, store=store)
+    assert made.taken_from == answer["taken_from"] == look(store, second.key).json()["taken_from"]
+    assert ", taken over from 4×8 tokens" in _line(made)
     head = dict(dict(sections(answer))["Schedule"])  # type: ignore[arg-type]
     assert head["choice"] == f"taken over from that of 4×8 tokens ({first.key[:12]}); see Candidates"
 

@@ -49,6 +49,7 @@ class Ahead:
     replay_us: float | None
     eager_us: float | None
     runs: str | None  # schedule | eager: what was measured to be faster
+    taken_from: dict[str, str] | None  # the sibling whose choice this is: its key, and its batch in words
     device: str | None  # in words: what replay and eager were measured on
     fallback: str | None  # why jobs will run in eager
 
@@ -74,6 +75,7 @@ class Ahead:
             replay_us=schedule.replay_us if schedule else None,
             eager_us=schedule.eager_us if schedule else None,
             runs=schedule.runs if schedule else None,
+            taken_from=schedule.sibling if schedule else None,
             device=schedule.device if schedule else None,
             fallback=fallback,
         )
@@ -205,7 +207,6 @@ def explained(found: Answer) -> dict[str, Any]:
 
 
 def _of_schedule(schedule: Schedule) -> dict[str, Any]:
-    taken = schedule.taken_from
     return {
         "device": schedule.device,
         "kernels": schedule.kernels,
@@ -217,7 +218,7 @@ def _of_schedule(schedule: Schedule) -> dict[str, Any]:
         "eager_us": schedule.eager_us,
         "noise": schedule.noise,
         "runs": schedule.runs,
-        "taken_from": taken and {"key": taken[0], "batch": taken[1]},
+        "taken_from": schedule.sibling,
         "error": schedule.error,
         "tolerance": schedule.tolerance,
         "graph": asdict(schedule.facts),
