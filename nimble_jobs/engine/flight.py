@@ -7,7 +7,6 @@ next ones are queued.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,9 +50,11 @@ class Flight:
     """Runs batches through its seats in turn, on a CUDA device, results in order."""
 
     def __init__(
-        self, seats: Sequence[Seat], device: torch.device, *, under_way: int, most_bytes: float = math.inf
+        self, seats: Sequence[Seat], device: torch.device, *, under_way: int, most_bytes: int | None = None
     ) -> None:
-        """At most `under_way` batches are queued at a time; no further one while their results take `most_bytes`."""
+        """At most `under_way` batches are queued at a time; no further one while their results take more than
+        `most_bytes` (None: any number).
+        """
         self._seats = list(seats)
         self._under_way, self._most_bytes = under_way, most_bytes
         self._copy_out = take_for(self, device)
@@ -91,7 +92,7 @@ class Flight:
         with torch.no_grad():
             try:
                 for batch, beside in arrived:
-                    while busy and (len(busy) >= self._under_way or sum(b.bytes for b in busy) > self._most_bytes):
+                    while busy and (len(busy) >= self._under_way or self._too_many_bytes(busy)):
                         yield busy.popleft().land()
                     if batch is None:
                         busy.append(_UnderWay(beside=beside))
@@ -107,6 +108,9 @@ class Flight:
             finally:
                 for one in busy:
                     one.land()
+
+    def _too_many_bytes(self, busy: Iterable[_UnderWay[T]]) -> bool:
+        return self._most_bytes is not None and sum(one.bytes for one in busy) > self._most_bytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
