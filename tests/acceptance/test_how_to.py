@@ -35,6 +35,8 @@ PRINTED = {
     "score-a-table": ['{"id":"c-0000"'],
     "score-images": ["'id': '00.jpg'", '"id": "broken.jpg"'],
     "several-inputs": ['{"id":"p-000","risk":0.', "history.codes int16[8]"],
+    "run-workers-in-kubernetes": ["  completions: 4", '"kueue.x-k8s.io/queue-name": gpus'],
+    "run-workers-under-slurm": ["#SBATCH --signal=B:TERM@90", "--max-time 25m", "idle for 3 s", "succeeded"],
     "watch-in-the-browser": ["?token=", "watched succeeded 256"],
     "scrape-metrics": ['nimble_jobs_jobs_due{kind="score"} 0.0'],
     "see-traces": ["tracing.endpoint", "http://127.0.0.1:4318"],
