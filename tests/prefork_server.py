@@ -25,12 +25,23 @@ import selectors
 import signal
 import socket
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 _STARTED_WITH = os.environ.get("PYTHONPATH", "")
 _LEFT_OUT = ("__main__", "depthwise_triton", "migrations.env")  # they run, or need a GPU
+# What tests import while they run: with many tests, each of the test processes would import it.
+_LATE = (
+    "matplotlib.pyplot",
+    "opentelemetry.sdk.trace",
+    "sklearn.datasets",
+    "torch._inductor.compile_fx",
+    "transformers.models.bert.modeling_bert",
+    "uvicorn",
+)
+_MANY = 1000
 
 
 def main() -> None:
@@ -124,8 +135,13 @@ def _preload(collect: list[str]) -> None:
     if collect:
         import pytest
 
+        options, counted = ["--collect-only", "-qq", "-p", "no:xdist", "-p", "no:cacheprovider"], _Counted()
         with contextlib.redirect_stdout(io.StringIO()):  # a test process meets the same errors, and tells them
-            pytest.main(["--collect-only", "-qq", "-p", "no:xdist", "-p", "no:cacheprovider", *collect])
+            pytest.main([*options, *collect], plugins=[counted])
+        if counted.tests >= _MANY:
+            with warnings.catch_warnings(action="ignore"), contextlib.suppress(ImportError):  # tests skip without them
+                for name in _LATE:
+                    importlib.import_module(name)
     else:
         import nimble_jobs
 
@@ -137,6 +153,15 @@ def _preload(collect: list[str]) -> None:
         raise RuntimeError(f"the imports started {threads - 1} threads; a process forked now could hang")
     gc.collect()
     gc.freeze()  # no collection of a forked process looks at, and so copies, what was imported here
+
+
+class _Counted:
+    """A plugin that knows how many tests were collected."""
+
+    tests = 0
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        self.tests = len(session.items)
 
 
 def _become(request: dict[str, Any], files: list[int]) -> None:
