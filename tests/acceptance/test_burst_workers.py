@@ -19,7 +19,7 @@ from nimble_jobs import client
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from tests import prefork
+from tests import postgres, prefork
 from tests.cli import Cli
 
 COMMAND = str(Path(sys.executable).with_name("nimble-jobs"))
@@ -87,15 +87,26 @@ def batch_job(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     print((tmp_path / "log").read_text())  # seen where a test fails
 
 
-def sbatch(store: Store, capsys: pytest.CaptureFixture[str], folder: Path, *given: str) -> subprocess.Popen[str]:
+@pytest.fixture
+def database() -> Iterator[str]:
+    """The address of an empty PostgreSQL database."""
+    with postgres.schema() as url:
+        yield url
+
+
+def sbatch(
+    store: Store, capsys: pytest.CaptureFixture[str], folder: Path, *given: str, **more: str
+) -> subprocess.Popen[str]:
     """The printed script as Slurm's daemon runs it: a file, in a session of its own, with its variables."""
     printed = Cli(store.home, capsys)("worker", "script", "slurm", "--gpus", "0", *given)
     assert (printed.code, printed.err) == (0, "")
-    script = folder / "slurm_script"
+    script = folder / f"slurm_script_{len(list(folder.glob('slurm_script_*')))}"
     script.write_text(printed.out)
     script.chmod(0o700)
     with (folder / "log").open("a") as log:
-        return subprocess.Popen([script], env=environment(**SLURM), stderr=log, text=True, start_new_session=True)
+        return subprocess.Popen(
+            [script], env=environment(**SLURM, **more), stderr=log, text=True, start_new_session=True
+        )
 
 
 def submitted(store: Store, folder: Path, seconds: float) -> Job:
@@ -133,10 +144,11 @@ def test_slurms_signal_reaches_the_worker(
 
 
 def test_a_pod_scores_a_job_and_ends(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str
 ) -> None:
-    """The manifest's command, with its variables and those of the ConfigMap and the Secret, in a fresh state folder."""
-    database = f"sqlite:///{tmp_path / 'shared.db'}"
+    """The manifest's command, with its variables and those of the ConfigMap and the Secret, over a PostgreSQL database.
+    Its state folder is fresh; the job was submitted from another one.
+    """
     given = ["--image", "x/y:1", "--claim", "shared", "--gpus", "0", "--max-idle", "1s"]
     printed = Cli(tmp_path / "home", capsys)("worker", "script", "kubernetes", *given)
     assert (printed.code, printed.err) == (0, "")
@@ -149,7 +161,7 @@ def test_a_pod_scores_a_job_and_ends(
     }
     monkeypatch.setenv("NIMBLE_JOBS_DB", database)
     Path(folder).mkdir()
-    with open_store(resolve(variables["NIMBLE_JOBS_HOME"])) as store:
+    with open_store(resolve(str(tmp_path / "submitted"))) as store:
         job = submitted(store, tmp_path, 0.0)
         words = [COMMAND if word == "nimble-jobs" else word for word in container["command"]]
         done = prefork.run(
@@ -159,6 +171,34 @@ def test_a_pod_scores_a_job_and_ends(
         assert store.jobs.get(job.id).state is JobState.SUCCEEDED
     assert "never printed" not in done.stderr
     check(tmp_path)
+
+
+def test_tasks_on_two_nodes_share_one_queue(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    database: str,
+    batch_job: list[subprocess.Popen[str]],
+) -> None:
+    """Each has a state folder of its own. One is stopped in the middle of its job, which the other one finishes."""
+    monkeypatch.setenv("NIMBLE_JOBS_DB", database)
+    with open_store(resolve(str(tmp_path / "submitted"))) as store:
+        jobs = []
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            jobs.append(submitted(store, tmp_path / name, 0.3))
+        for node in ("node-1", "node-2"):
+            given = ["--node-home", str(tmp_path / node), "--max-idle", "3s"]
+            batch_job.append(sbatch(store, capsys, tmp_path, *given, NIMBLE_JOBS_DB=database))
+        until(lambda: all((store.jobs.get(job.id).records_done or 0) >= 16 for job in jobs), timeout_s=120)
+        assert len({row.pid for row in store.workers.live("worker")}) == 2
+        batch_job[0].send_signal(signal.SIGTERM)
+        assert [process.wait(timeout=120) for process in batch_job] == [0, 0]
+        assert [store.jobs.get(job.id).state for job in jobs] == [JobState.SUCCEEDED] * 2
+        outcomes = [[attempt.outcome for attempt in store.jobs.attempts(job.id)] for job in jobs]
+        assert sorted(outcomes) == [["requeued", "succeeded"], ["succeeded"]]
+    for name in ("a", "b"):
+        check(tmp_path / name)
 
 
 def test_time_is_counted(store: Store, tmp_path: Path) -> None:
