@@ -62,7 +62,7 @@ def slurm(
     array = SlurmArray(
         workers=_workers(ctx, count=count, gpus=gpus, cpus=cpus, memory=memory, time=time, max_idle=max_idle),
         program=_program(),
-        home=str(options.chosen_home(ctx)) if node_home is None else node_home,
+        home=str(options.chosen_home(ctx).resolve()) if node_home is None else node_home,
         own_disk=node_home is not None,
         partition=partition,
         account=account,
