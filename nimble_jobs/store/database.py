@@ -20,7 +20,6 @@ from sqlalchemy.orm import Session
 from nimble_jobs.errors import StoreError, StoreGone, StoreTrouble
 from nimble_jobs.patience import Lent
 from nimble_jobs.store import migrations, postgres, sqlite, totals
-from nimble_jobs.store.lease_table import Shared
 from nimble_jobs.store.tables import Base
 
 log = logging.getLogger(__name__)
@@ -113,9 +112,9 @@ class Database:
                     f"{migrations.NEWEST}); install that version, or choose another folder with --home"
                 )
             if current is None and not (self.is_sqlite and inspect(session.connection()).get_table_names()):
-                if not self.is_sqlite:
-                    Shared.metadata.create_all(session.connection(), checkfirst=False)
                 migrations.create(session.connection(), Base.metadata)
+                if not self.is_sqlite:
+                    postgres.create_more(session.connection())
             else:
                 migrations.upgrade(session.connection())
 

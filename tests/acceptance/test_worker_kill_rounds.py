@@ -1,8 +1,9 @@
 """SIGKILL at random moments: every accepted job succeeds exactly once, with the output of an undisturbed run.
 
 NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, three by default and twenty with --all;
-NIMBLE_JOBS_KILL_SEED the random moments.
-docs/measurements/kill-rounds.md holds the result of fifty.
+NIMBLE_JOBS_KILL_SEED the random moments. With NIMBLE_JOBS_KILL_DATABASE=postgresql the workers have two state folders
+over one database with short leases, and some are stopped for longer than their lease instead of killed.
+docs/measurements/kill-rounds.md holds the results of many.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -27,11 +28,13 @@ from nimble_jobs import client
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from tests import prefork
+from tests import postgres, prefork
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
-WORKERS = 3  # some start anew while another runs jobs
+SHARED = os.environ.get("NIMBLE_JOBS_KILL_DATABASE") == "postgresql"
+WORKERS = 4 if SHARED else 3  # some start anew while another runs jobs
+LEASE_S = 6.0
 VARIANTS = [(name, width) for width in (8, 12) for name in ("parquet", "jsonl", "npy")]  # output format, model width
 MOMENTS = ("running", "build", "publish", "any")  # when a round kills; they take turns
 
@@ -58,6 +61,8 @@ class Farm:
 
     def __init__(self, folder: Path, store: Store) -> None:
         self.folder, self.store = folder, store
+        self.homes = [store.home, resolve(str(folder / "other"))] if SHARED else [store.home]
+        self.started = 0
         self.jobs: list[tuple[Job, tuple[str, int]]] = []
         self.log = (folder / "workers.log").open("a")
         self.workers = [self._worker()]
@@ -125,10 +130,13 @@ class Farm:
         return [number for number, worker in enumerate(self.workers) if worker.pid in pids]
 
     def kill(self, number: int, rng: random.Random) -> str:
-        """SIGKILL a child, a supervisor, or both; a supervisor is replaced."""
+        """SIGKILL a child, a supervisor, or both; a supervisor is replaced. Or stop both for longer than a lease."""
         worker = self.workers[number]
         children = list(self._children(worker.pid))
-        victim = rng.choice(["child", "supervisor", "both"])
+        victim = rng.choice(["child", "supervisor", "both", *(["stopped"] if SHARED else [])])
+        if victim == "stopped":
+            self._stop([*children, psutil.Process(worker.pid)], rng)
+            return victim
         if victim != "supervisor":
             for child in children:
                 with suppress(psutil.NoSuchProcess):  # it may be ending by itself
@@ -140,6 +148,15 @@ class Farm:
             assert not alive, "the child outlived its supervisor"
             self.workers[number] = self._worker()
         return victim
+
+    def _stop(self, processes: list[psutil.Process], rng: random.Random) -> None:
+        rng.shuffle(processes)  # whoever goes on first
+        for change in ("suspend", "resume"):
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    getattr(process, change)()
+            if change == "suspend":
+                time.sleep(1.5 * LEASE_S)
 
     def close(self) -> None:
         for worker in self.workers:
@@ -158,20 +175,33 @@ class Farm:
                     yield process
 
     def _worker(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(self.store.home), "--device", "cpu"]
+        home = self.homes[self.started % len(self.homes)]
+        self.started += 1
+        command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(home), "--device", "cpu"]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}  # several processes share few cores
         return prefork.start(command, stderr=self.log, stdout=self.log, env=environment)
 
 
 @contextmanager
 def farm(folder: Path) -> Iterator[Farm]:
-    with open_store(resolve(str(folder / "home"))) as store:
+    with database(), open_store(resolve(str(folder / "home"))) as store:
         opened = Farm(folder, store)
         try:
             yield opened
         finally:
             opened.close()
             print((folder / "workers.log").read_text()[-20_000:])  # seen where the test fails
+
+
+@contextmanager
+def database() -> Iterator[None]:
+    """In the environment of the block: PostgreSQL, if these rounds use it."""
+    with ExitStack() as held:
+        if SHARED:
+            patch = held.enter_context(pytest.MonkeyPatch.context())
+            patch.setenv("NIMBLE_JOBS_DB", held.enter_context(postgres.schema()))
+            patch.setenv("NIMBLE_JOBS_LEASE_S", str(LEASE_S))
+        yield
 
 
 def output_of(path: Path) -> dict[str, str]:
