@@ -219,11 +219,11 @@ def test_a_full_disk_is_waited_out(store: Store, job: Job, monkeypatch: pytest.M
     """The end of an attempt is written as soon as the store takes it."""
     real, tries = Database._write, []
 
-    def write(database: Database, work: Callable[[Session], object]) -> object:
+    def write(database: Database, work: Callable[[Session], object], *, beside: bool) -> object:
         tries.append(1)
         if len(tries) < 4:
             raise OperationalError("", {}, full_disk())
-        return real(database, work)
+        return real(database, work, beside=beside)
 
     monkeypatch.setattr(Database, "_write", write)
     assert execute(job, station(store, lambda _: Outcome()))
