@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import networkx as nx
 
 import nimble_jobs
+from tests import prefork
 
 ROOT = Path(nimble_jobs.__file__).parent
 
@@ -42,3 +44,13 @@ def test_no_modules_import_each_other() -> None:
     loops = [name for name in known if graph.has_edge(name, name)]
     assert cycles == []
     assert loops == []
+
+
+def test_every_module_can_be_imported() -> None:
+    """But for programs, and what needs a GPU or a package that no extra installs."""
+    left_out = ("__main__", "depthwise_triton", "migrations.env", "loops.ray_data")
+    names = [name for name in modules() if not name.endswith(left_out)]
+    assert len(names) > 500
+    code = "import importlib, sys; [*map(importlib.import_module, sys.argv[1:])]"
+    done = prefork.run([sys.executable, "-c", code, *names], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
