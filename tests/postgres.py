@@ -1,4 +1,7 @@
-"""PostgreSQL for tests: one server for all processes of a test run, started by whoever needs it first."""
+"""PostgreSQL for tests: one server for all processes of a test run, started by whoever needs it first.
+
+psycopg is imported where it is used: tests of a GPU run on machines that do not have it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psycopg
-
 SUITE = "NIMBLE_JOBS_TESTS_SUITE"  # process id of the test run, for all of its processes
 _START_S = 60.0
 _numbers = itertools.count()
@@ -28,6 +29,8 @@ def begin() -> None:
 @contextmanager
 def schema() -> Iterator[str]:
     """The URL of an empty schema of its own."""
+    import psycopg
+
     socket = _server()
     name = f"s{os.getpid()}_{next(_numbers)}"
     with psycopg.connect(host=str(socket), user="postgres", dbname="postgres", autocommit=True) as connection:
@@ -54,6 +57,8 @@ def _server() -> Path:
 
 
 def _await(folder: Path) -> None:
+    import psycopg
+
     deadline = time.monotonic() + _START_S
     while True:
         try:
