@@ -8,6 +8,8 @@ from typing import Any
 
 from nimble_jobs.errors import UsageError
 
+ALL_GPUS = 4096  # stands for run.gpus: all; no state folder has more workers
+
 
 class JobState(StrEnum):
     """The state of a job. The last four are final."""
@@ -103,6 +105,8 @@ class Job:
     attempts_before: int = 0  # attempts up to this number came before the last `retry` and no longer count
     skipped_by: str | None = None  # id of the job whose end made this job's wait impossible
     traceparent: str | None = None  # W3C trace context: the trace that the job is a part of
+    gpus: int = 1  # how many devices may work on it at once
+    joined: bool = False  # the record of a member that did not claim the job itself; `worker` is the member's
     allow_python: tuple[str, ...] = ()  # folders that the submitter allows `python:` sources to come from
     spec: dict[str, Any] = field(default_factory=dict)  # resolved spec as JSON
     schedule: dict[str, Any] = field(default_factory=dict)  # {key, hit, ...}
@@ -131,6 +135,51 @@ class Attempt:
     outcome: str | None  # succeeded, failed, lost, stalled, requeued, cancelled; None while it runs
     error: str | None
     bad_kinds: tuple[BadKind, ...] = ()  # of the bad records that were known when it last reported; most frequent first
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardClaim:
+    """A shard that a member of a job is to score: the position of its first record, and the one behind its last."""
+
+    index: int
+    start: int
+    stop: int
+    suspect: bool = False  # a member failed while it held this shard, so it is scored with no other one
+
+
+@dataclass(frozen=True, kw_only=True)
+class InFlight:
+    """A shard that a member of a job works on."""
+
+    index: int
+    records: int
+    worker: str
+    copied: bool  # another member works on a second copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardCounts:
+    """How many shards of a job are in which state."""
+
+    open: int = 0
+    running: int = 0
+    done: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A device that works, or worked, on an attempt at a job. Times are Unix seconds."""
+
+    worker: str  # its id
+    device: str  # cpu | cuda:N
+    joined_at: float
+    left_at: float | None  # None while it works
+    moved_at: float  # when it joined, or finished a shard
+    phase: str | None
+    records_done: int  # in shards that it finished first
+    failures: int  # how often it died or failed
+    error: str | None  # of the last failure
 
 
 @dataclass(frozen=True, kw_only=True)

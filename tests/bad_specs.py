@@ -227,7 +227,7 @@ BAD_SPECS = [
         name="an unknown field like no other",
         text=edit(("run:\n", "run:\n  colour: blue\n")),
         messages=(
-            "{file}:15: run.colour: unknown field; expected one of device, priority, after, group, key, timeout, stall, error_threshold, "
+            "{file}:15: run.colour: unknown field; expected one of device, gpus, max_failed_shards, priority, after, group, key, timeout, stall, error_threshold, "
             "retry",
         ),
     ),

@@ -13,7 +13,7 @@ import typer
 from nimble_jobs.cli import options, output, progress, render
 from nimble_jobs.errors import JobCancelled, JobFailed, NotFinishedInTime
 from nimble_jobs.job import Attempt, Job, JobState, When
-from nimble_jobs.views import figures, file_counts, job_notes, stages, waits
+from nimble_jobs.views import figures, file_counts, job_notes, members, stages, waits
 from nimble_jobs.views import jobs as job_view
 from nimble_jobs.views.figures import Row
 from nimble_jobs.views.shown import look
@@ -69,6 +69,8 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
     if job.timings:
         parts.append(("Timings", figures.flat(stages.without(job.timings))))
         parts.append(("Stages", stages.lines(job.timings)))
+    if shown.members:
+        parts.append(("Devices", members.lines(shown.members)))
     if counts := file_counts.only_new(job, events):
         parts.append(("Files", file_counts.lines(counts)))
     if kinds := job_view.bad_kinds(job, shown.attempts):

@@ -1,5 +1,6 @@
 """Reads records, writes shards, and publishes folders whole. Formats are imported when first used."""
 
+from nimble_jobs.data.member_staging import MemberStaging
 from nimble_jobs.data.opening import open_reader
 from nimble_jobs.data.reader import Reader
 from nimble_jobs.data.records import BadRecord, Batch, Signature
@@ -10,6 +11,7 @@ from nimble_jobs.data.staging import Staging, check_writable
 __all__ = [
     "BadRecord",
     "Batch",
+    "MemberStaging",
     "Reader",
     "Shard",
     "Signature",

@@ -3,6 +3,7 @@
     .NAME.JOB/attempt-2/part-00000.parquet     the files to publish, in their final form
     .NAME.JOB/shards-2/00000.json              a sheet per finished shard: its files with their SHA-256, its bad records
     .NAME.JOB/shards-2/note                    what a later attempt must do as this one did
+    .NAME.JOB/attempt-2.1-x8fkw2pa/…           the same of a member, if several devices work on the job
 
 A shard is finished once its sheet exists. Attempts share no writable file, so a stale attempt that still runs does no
 harm. Once a newer attempt has removed its folder, its next write raises FencedOut.
@@ -16,7 +17,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_o
 from nimble_jobs.data.hidden import probe_of, staging_root
 from nimble_jobs.data.publish import MANIFEST, FileEntry, Ledger
 from nimble_jobs.data.records import BadRecord
+from nimble_jobs.data.shard_files import ShardFiles
 from nimble_jobs.data.shards import Shard
-from nimble_jobs.errors import DataError, FencedOut
+from nimble_jobs.errors import DataError
 from nimble_jobs.regular import NotRegular, read_regular
 from nimble_jobs.spec.model import OutputSpec
 from nimble_jobs.whole import sync_path
@@ -69,11 +70,10 @@ class Staging:
         self._ledger = ledger
         self._error = error
         self._root = staging_root(output.path, job_id)
-        self._folder = self._root / f"attempt-{attempt}"
-        self._sheets = self._root / f"shards-{attempt}"
+        self._files = ShardFiles(self._root, str(attempt), format_=output.format, basis=basis, decoded_by=decoded_by)
+        self._folder, self._sheets = self._files.folder, self._files.sheets
         self._extra: list[str] = []
         self._unsynced: set[str] = set()  # files that may not be durable yet
-        self._root_synced = False
         self.done: dict[int, Shard] = {}
         self.begun_again: str | None = None
         self.decoded_before: str | None = None
@@ -84,10 +84,9 @@ class Staging:
         with reported(output.path.parent):
             fresh = _made(self._root)
         with reported(self._folder):
-            self._folder.mkdir(exist_ok=True)
-            self._sheets.mkdir(exist_ok=True)
+            self._files.make()
             if not fresh:
-                self._adopt()
+                self.adopt()
 
     @property
     def bad(self) -> list[BadRecord]:
@@ -115,29 +114,9 @@ class Staging:
         killed process loses nothing, and after a power failure digests tell whether the shard must be written again.
         Raises DataError if it cannot be written, FencedOut if a newer attempt took over.
         """
-        entries = []
-        count = writers.records(columns)
-        encoded = writers.encode(self._output.format, columns) if count else {}
-        with self._writing():
-            for suffix, data in encoded.items():
-                name = f"part-{index:05d}{suffix}"
-                write_file(self._folder / name, data, sync=not last)
-                if last:
-                    self._unsynced.add(name)
-                digest = hashlib.sha256(data).hexdigest()
-                entries.append(FileEntry(name=name, sha256=digest, bytes=len(data), records=count))
-            if not last:
-                sync_path(self._folder)
-            shard = Shard(
-                index=index,
-                basis=self._basis,
-                records=count,
-                files=tuple(entries),
-                bad=tuple(bad),
-                carries=carries,
-                decoded_by=self._decoded_by,
-            )
-            self._write_sheet(shard, sync=not last)
+        shard = self._files.write(index, columns, bad, carries=carries, sync=not last)
+        if last:
+            self._unsynced.update(entry.name for entry in shard.files)
         self.done[index] = shard
         return shard
 
@@ -162,7 +141,7 @@ class Staging:
             if sorted(self.done) != list(range(wanted)):
                 held = f"{len(self.done)} shards were written"
                 raise DataError(f"{self._output.path}: {held}; expected {wanted}, numbered from 0")
-            with self._writing():
+            with self._files.writing():
                 manifest = self._complete(summary)
                 self.finished = publication.publish(self._output, self._folder, manifest, self._ledger)
         self._clear()
@@ -171,7 +150,7 @@ class Staging:
     def note(self, value: Any) -> None:
         """Keep a JSON-able value that later attempts of the same basis are to find by `noted`. Raises DataError."""
         data = json.dumps({"basis": self._basis, "value": value}).encode()
-        with self._writing():
+        with self._files.writing():
             write_file(self._sheets / _NOTE, data)
 
     def noted(self) -> Any:
@@ -227,7 +206,7 @@ class Staging:
             synced.result()
         return manifest
 
-    def _adopt(self) -> None:
+    def adopt(self) -> None:
         """Take over finished shards, the newest attempt's first. Damaged shards and shards of another basis are redone,
         and so are all shards if the model carries state between them.
         """
@@ -252,7 +231,7 @@ class Staging:
                     if shard.decoded_by not in (None, self._decoded_by):
                         self.decoded_before = shard.decoded_by
                 else:
-                    yield shard, self._root / sheets.name.replace("shards", "attempt")
+                    yield shard, self._root / sheets.name.replace("shards", "attempt", 1)
 
     def _take(self, shard: Shard, source: Path) -> None:
         for entry in shard.files:
@@ -265,23 +244,14 @@ class Staging:
             self._unsynced.add(entry.name)  # it may have been the unsynced last shard of a killed attempt
         if source != self._folder:
             sync_path(self._folder)
-            self._write_sheet(shard)
+            self._files.write_sheet(shard)
         self.done[shard.index] = shard
-
-    def _write_sheet(self, shard: Shard, *, sync: bool = True) -> None:
-        write_file(self._sheets / f"{shard.index:05d}.json", shard.to_bytes(), sync=sync)
-        if sync:
-            sync_path(self._sheets)
-            if not self._root_synced:
-                sync_path(self._root)
-                sync_path(self._root.parent)
-                self._root_synced = True
 
     def _attempts(self, kind: str) -> list[tuple[int, Path]]:
         """Folders of this attempt and earlier ones. Folders of newer attempts must not be touched."""
         attempts = []
         for path in self._root.glob(f"{kind}-*"):
-            number = path.name.partition("-")[2]
+            number = path.name.partition("-")[2].partition(".")[0]
             if number.isdigit() and int(number) <= self._attempt:
                 attempts.append((int(number), path))
         return attempts
@@ -309,17 +279,6 @@ class Staging:
         except OSError:
             return False
         return True
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Distinguishes a removed folder, most likely removed by a newer attempt, from other errors."""
-        try:
-            with reported(self._folder):
-                yield
-        except DataError as e:
-            if isinstance(e.__cause__, FileNotFoundError) and not self._folder.exists():
-                raise FencedOut(f"{self._folder} was removed while this attempt wrote to it") from e
-            raise
 
 
 def check_writable(output: OutputSpec, ledger: Ledger, job_id: str = "") -> None:

@@ -60,6 +60,12 @@ def _auto_or_count(value: object) -> object:
     raise BadValue(wrong(value), "auto or a whole number from 1 to 1024")
 
 
+def _all_or_count(value: object) -> object:
+    if value == "all" or (type(value) is int and 1 <= value <= 1024):
+        return value
+    raise BadValue(wrong(value), "all or a whole number from 1 to 1024")
+
+
 def _auto_or_flag(value: object) -> object:
     if value == "auto" or type(value) is bool:
         return value
@@ -167,6 +173,11 @@ AutoOrCount = Annotated[
     Literal["auto"] | int,
     PlainValidator(_auto_or_count),
     WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 1024}]}),
+]
+AllOrCount = Annotated[
+    Literal["all"] | int,
+    PlainValidator(_all_or_count),
+    WithJsonSchema({"anyOf": [{"const": "all"}, {"type": "integer", "minimum": 1, "maximum": 1024}]}),
 ]
 AutoOrFlag = Annotated[
     Literal["auto"] | bool,

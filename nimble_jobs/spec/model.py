@@ -14,6 +14,7 @@ from nimble_jobs.spec import paths
 from nimble_jobs.spec.fields import (
     NAME_EXPECTED,
     AfterItem,
+    AllOrCount,
     AutoOrCount,
     AutoOrFlag,
     Columns,
@@ -254,6 +255,15 @@ class RunSpec(Frozen):
     """Where and when the job runs, and how often it is tried."""
 
     device: Device = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
+    gpus: AllOrCount = Field(
+        default=1, description="How many devices score the job at the same time, or all that have nothing else to do."
+    )
+    max_failed_shards: int = Field(
+        default=0,
+        ge=0,
+        lt=2**31,
+        description="With several gpus: how many shards may fail for good without failing the job.",
+    )
     priority: int = Field(default=0, ge=-(2**31), lt=2**31, description="Higher runs first.")
     after: tuple[AfterItem, ...] = Field(
         default=(),

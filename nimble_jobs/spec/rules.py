@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nimble_jobs.spec import (
     batch_rules,
+    device_rules,
     files,
     pooling_rules,
     text_rules,
@@ -79,6 +80,7 @@ def check(
     for needs, rule_check in (
         *RULES,
         *training_rules.RULES,
+        *device_rules.RULES,
         *pooling_rules.RULES,
         *batch_rules.RULES,
         *text_rules.RULES,

@@ -186,7 +186,7 @@ class JobClaims(JobQueries):
         return self._db.write(lambda session: _cancelled(session, job_id, attempt, now), beside=True)
 
 
-def _progress(progress: Progress) -> dict[str, Any]:
+def progress_columns(progress: Progress) -> dict[str, Any]:
     """The columns of a job that change."""
     values: dict[str, Any] = {
         "records_done": progress["done"],
@@ -204,7 +204,7 @@ def _progress(progress: Progress) -> dict[str, Any]:
 
 def _reporting(job_id: str, attempt: int, progress: Progress) -> Callable[[Session], bool]:
     """Writes the progress. False if another attempt owns the job or it has ended."""
-    values = _progress(progress)
+    values = progress_columns(progress)
     kinds = None if progress.get("bad_kinds") is None else dump_kinds(progress["bad_kinds"] or ())
 
     def work(session: Session) -> bool:

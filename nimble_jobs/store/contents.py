@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nimble_jobs.job import Job
 from nimble_jobs.patience import Lent
 from nimble_jobs.store.artifacts import Artifacts
 from nimble_jobs.store.builds import Builds
@@ -12,11 +13,13 @@ from nimble_jobs.store.database import Database
 from nimble_jobs.store.expiry import Expiry
 from nimble_jobs.store.jobs import Jobs
 from nimble_jobs.store.leases import Leases
+from nimble_jobs.store.membership import Membership
 from nimble_jobs.store.notices import SETTINGS
 from nimble_jobs.store.outbox import Outbox
 from nimble_jobs.store.publications import Publications
 from nimble_jobs.store.schedules import Schedules
 from nimble_jobs.store.seen import SeenFiles
+from nimble_jobs.store.shards import Shards
 from nimble_jobs.store.timers import Timers
 from nimble_jobs.store.wanted import WantedSchedules
 from nimble_jobs.store.worker_orders import WorkerOrders
@@ -36,6 +39,7 @@ class Contents:
         self._settings: Watched | None = None
         database.info[SETTINGS] = lambda: self.settings.now()
         self.jobs = Jobs(database)
+        self.shards = Shards(database)
         self.outbox = Outbox(database)
         self.timers = Timers(database)
         self.orders = WorkerOrders(database)
@@ -47,6 +51,10 @@ class Contents:
         self.publications = Publications(database, home)
         self.builds = Builds(home / "builds", self._patience)
         self.workers = Workers(home / "workers", None if database.is_sqlite else Leases(database))
+
+    def membership(self, job: Job) -> Membership:
+        """What the member that holds this record writes while it works."""
+        return Membership(self._database, self.jobs, self.shards, job)
 
     @property
     def settings(self) -> Watched:

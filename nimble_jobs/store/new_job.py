@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import NotFound, StoreError, UsageError
-from nimble_jobs.job import After, Job, JobState, When
+from nimble_jobs.job import ALL_GPUS, After, Job, JobState, When
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec import dump as dump_spec
 from nimble_jobs.store import totals
@@ -163,6 +163,7 @@ def _add(session: Session, new: NewJob, now: float, place: _Place, index: int) -
         urgency=new.priority,
         rank=place.queued_at - new.priority * place.aging_s,
         traceparent=new.traceparent,
+        gpus=_gpus(new.spec),
     )
     session.add(row)
     totals.add(session, Total.SUBMITTED, new.kind)
@@ -175,6 +176,12 @@ def _add(session: Session, new: NewJob, now: float, place: _Place, index: int) -
         wait_for(session, row.id, parents, now)
         session.refresh(row)
     return row
+
+
+def _gpus(spec: Mapping[str, Any]) -> int:
+    """How many devices may work on the job at once."""
+    given = spec.get("run", {}).get("gpus", 1)
+    return ALL_GPUS if given == "all" else int(given)
 
 
 def _parents(session: Session, new: NewJob) -> list[tuple[JobRow, When]]:

@@ -16,6 +16,7 @@ from nimble_jobs.store.notices import queue_end, queue_start
 from nimble_jobs.store.postgres import end_alone
 from nimble_jobs.store.ranks import take_back
 from nimble_jobs.store.records import dump
+from nimble_jobs.store.shard_tables import ShardRow
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow, WaitRow
 from nimble_jobs.store.totals import Total
 from nimble_jobs.store.words import plain
@@ -40,6 +41,8 @@ MINE_CHANGED = update(JOBS).where(*MINE)  # values are bound when it runs
 ATTEMPT_CHANGED = update(_ATTEMPTS).where(
     _ATTEMPTS.c.job == bindparam("of_job"), _ATTEMPTS.c.number == bindparam("of_attempt")
 )
+_SHARDS = cast(Table, ShardRow.__table__)
+_SHARDS_GONE = delete(_SHARDS).where(_SHARDS.c.job == bindparam("of_job"))
 _AWAITED = select(_WAITS.c.job).where(_WAITS.c.parent == bindparam("of_job")).limit(1)
 
 
@@ -115,6 +118,8 @@ def leave_running(session: Session, job_id: str, attempt: int, end: End, *, now:
     if run(session, MINE_CHANGED, **mine, **values).rowcount != 1:
         return False
     run(session, ATTEMPT_CHANGED, **mine, finished_at=now, outcome=end.attempt_outcome, error=end.error)
+    if end.to.final:
+        run(session, _SHARDS_GONE, of_job=job_id)
     record_event(session, end.event, end.message, now=now, job=job_id, attempt=attempt)
     queue_end(session, job_id, end.to, now)
     settle(session, job_id, end.to, now)
@@ -177,6 +182,7 @@ def _end_queued(
     if ended is None:
         return False
     urgency, kind = ended
+    run(session, _SHARDS_GONE, of_job=job_id)
     totals.add(session, Total.ENDED, kind, to.value)
     record_event(session, event, message, now=now, job=job_id)
     queue_end(session, job_id, to, now)

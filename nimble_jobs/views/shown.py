@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nimble_jobs.job import Attempt, Event, Job
-from nimble_jobs.views import job_notes, waits
+from nimble_jobs.views import job_notes, members, waits
 from nimble_jobs.views.figures import Row
 from nimble_jobs.views.jobs import job_json
 
@@ -28,10 +28,12 @@ class Shown:
     notices: Sequence[Notice]
     tick: Tick | None  # for which it was submitted
     why: str | None  # it does not run yet
+    members: Sequence[Row] = ()  # its devices, if several may work on it
 
     def json(self, now: float) -> Row:
         """The JSON of `show`."""
         return job_json(self.job, self.attempts, self.events, now, self.why) | {
+            "members": list(self.members),
             "tick": job_notes.tick_json(self.tick),
             "settings": job_notes.settings_of(self.events),
             "notifications": job_notes.notices_json(self.notices),
@@ -50,4 +52,5 @@ def look(store: Store, job: Job, now: float, *, events: Sequence[Event] | None =
         notices=store.outbox.list(job=job.id),
         tick=store.timers.tick_of(job.id),
         why=why,
+        members=members.rows(job, members.members_of(store, job)),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nimble_jobs.job import Job, JobState, When
 from nimble_jobs.views import figures
+from nimble_jobs.views.members import busy_workers
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store, WorkerInfo
@@ -23,7 +24,7 @@ def reasons(store: Store, jobs: Sequence[Job], now: float) -> dict[str, str]:
 
     live = client.live_workers(store=store)
     awaited = store.jobs.awaited([job.id for job in queued])
-    busy = {job.worker for job in store.jobs.running()}
+    busy = busy_workers(store).keys()
     groups = store.jobs.group_limits(sorted({job.group for job in queued if job.group}))
     return {job.id: _held(job) or _reason(job, awaited.get(job.id, []), groups, live, busy, now) for job in queued}
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from nimble_jobs.views import figures
 from nimble_jobs.views.figures import Row
+from nimble_jobs.views.members import busy_workers
 
 if TYPE_CHECKING:
     from nimble_jobs.job import Job
@@ -32,13 +33,19 @@ def worker_rows(store: Store) -> list[Row]:
     ids = [worker.id for worker in live]
     residents = store.schedules.residents(ids)
     orders = store.orders.of_each(ids)
-    running = {job.worker: job for job in store.jobs.running()}
+    running = _running(store)
     health = {worker.id: health_of(worker, store.home) for worker in live}
     return [
         _row(worker, running.get(worker.id), health[worker.id], orders[worker.id], now)
         | {"residents": sorted(key for key, holders in residents.items() if worker.id in holders)}
         for worker in live
     ]
+
+
+def _running(store: Store) -> dict[str, Job]:
+    """The job that each busy worker works on."""
+    jobs = {job.id: job for job in store.jobs.running()}
+    return {worker: jobs[job] for worker, job in busy_workers(store).items() if job in jobs}
 
 
 def _row(worker: WorkerInfo, job: Job | None, health: Health, order: Order, now: float) -> Row:
@@ -66,7 +73,7 @@ def answers(store: Store, asked: Sequence[WorkerInfo], what: tuple[str, str]) ->
 
     busy, idle = what
     answered = control.answered(store, asked)
-    running = {job.worker: job for job in store.jobs.running()}
+    running = _running(store)
 
     def words(worker: WorkerInfo) -> str:
         job = running.get(worker.id)

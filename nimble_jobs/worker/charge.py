@@ -14,7 +14,7 @@ from nimble_jobs.job import Job
 from nimble_jobs.settings import Settings
 from nimble_jobs.settings.model import DEFAULT
 from nimble_jobs.store import Store
-from nimble_jobs.worker import endings
+from nimble_jobs.worker import endings, parting
 from nimble_jobs.worker.leftovers import tidy
 from nimble_jobs.worker.logs import job_log
 from nimble_jobs.worker.owed import Owed
@@ -47,7 +47,10 @@ class Charge:
     def take(self, child: Child, now: float) -> bool:
         """Claim a job and hand it to the child. False if there is none for it."""
         assert child.device is not None
-        job = self._store.jobs.claim(self._worker, device=child.device, now=time.time(), expected=self._busy)
+        # A job that runs already and wants more devices comes first: it was claimed before whatever waits.
+        job = self._store.shards.join(self._worker, child.device, time.time())
+        if job is None:
+            job = self._store.jobs.claim(self._worker, device=child.device, now=time.time(), expected=self._busy)
         self._busy = job is not None
         if job is None:
             return False
@@ -102,7 +105,7 @@ class Charge:
         child.kill()
         running = self._leave()
         if running:
-            self.owed.add(partial(endings.requeued, self._store.jobs, running.job, reason))
+            self.owed.add(partial(parting.requeued, self._store, running.job, reason))
 
     def _leave(self) -> Running | None:
         """The attempt is over; returns it."""
@@ -129,12 +132,10 @@ class Charge:
 
     def _stall(self, job: Job, reason: str) -> None:
         with job_log(self._store.home, job.id):  # the child has just written its stacks there
-            endings.stalled(self._store.jobs, job, reason)
+            parting.stalled(self._store, job, reason)
 
     def _lose(self, job: Job, reason: str) -> None:
-        state = self._store.jobs.fail(job.id, job.attempt, error=reason, retry=True, lost=True, now=time.time())
-        if state:
-            log.warning("%s: attempt %d lost, %s; the job is %s", job.id, job.attempt, reason, state)
+        parting.lost(self._store, job, reason)
         tidy(self._store, job.id)
 
 

@@ -18,8 +18,8 @@ from nimble_jobs.errors import DataError, FencedOut, NimbleError, OutOfMemory, f
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.patience import Patience
 from nimble_jobs.spec.units import format_duration
-from nimble_jobs.store import Store
-from nimble_jobs.worker import endings
+from nimble_jobs.store import Membership, Store
+from nimble_jobs.worker import endings, parting
 from nimble_jobs.worker.faults import explain
 from nimble_jobs.worker.leftovers import tidy
 from nimble_jobs.worker.logs import job_log
@@ -81,13 +81,17 @@ def execute(
     """
     store = station.store
     jobs = store.jobs
-    with job_log(store.home, job.id), Pulse(jobs, job, wish=wish, on_report=on_report, on_move=on_move) as pulse:
+    membership = store.membership(job) if parting.shared(job) else None
+    with (
+        job_log(store.home, job.id),
+        Pulse(membership or jobs, job, wish=wish, on_report=on_report, on_move=on_move) as pulse,
+    ):
         patience = patience_of(pulse, on_wait, store.settings.usable().limits.patience)
         log.info("%s: attempt %d of job %s on %s", job.name, job.attempt, job.id, station.device)
         failure: NimbleError | None = None
         try:
             with watched(pulse):
-                outcome = _run(job, station, pulse, patience)
+                outcome = _run(job, station, pulse, patience, membership)
         except FencedOut as fenced:
             if not _owned(store, pulse, patience):
                 log.warning("attempt %d no longer owns the job; its results are dropped", job.attempt)
@@ -106,7 +110,7 @@ def execute(
             if failure is None:
                 ended = _record(job, store, replace(outcome, timings=pulse.timings(outcome.timings)))
             else:
-                endings.failed(jobs, job, failure, retry=retry)
+                parting.failed(store, job, failure, retry=retry)
             tidy(store, job.id, ended)
     if failure is None:
         return True
@@ -167,7 +171,7 @@ def patience_of(pulse: Pulse, on_wait: OnWait, limit_s: float) -> Patience:
     return Patience(limit_s=limit_s, check=check, tell=tell)
 
 
-def _run(job: Job, station: Station, pulse: Pulse, patience: Patience) -> Outcome:
+def _run(job: Job, station: Station, pulse: Pulse, patience: Patience, membership: Membership | None) -> Outcome:
     def event(kind: str, message: str, data: dict[str, Any]) -> None:
         log.info("%s: %s", kind, message)
         station.store.jobs.event_soon(kind, message, job.id, job.attempt, data, now=time.time())
@@ -186,6 +190,7 @@ def _run(job: Job, station: Station, pulse: Pulse, patience: Patience) -> Outcom
         decoders=station.decoders,
         memory_bytes=station.memory_bytes,
         patience=patience,
+        membership=membership,
     )
     try:
         # a model's prints must not mix with what commands print
@@ -209,12 +214,15 @@ def _owned(store: Store, pulse: Pulse, patience: Patience) -> bool:
 
 def _record(job: Job, store: Store, outcome: Outcome) -> Job | None:
     """Record the end of the attempt. Returns the job in its final state if it succeeded."""
+    if outcome.left:
+        log.info("%s: attempt %d: nothing is left to do here; another worker publishes", job.id, job.attempt)
+        return None
     match outcome.stop:
         case Stop.GO:
             if endings.succeeded(store.jobs, job, outcome):
                 return replace(job, state=JobState.SUCCEEDED)
         case Stop.DRAIN:
-            endings.requeued(store.jobs, job, "the worker was stopped")
+            parting.requeued(store, job, "the worker was stopped")
         case Stop.CANCEL:
             endings.cancelled(store.jobs, job)
         case Stop.TIMEOUT:

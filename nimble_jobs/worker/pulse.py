@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from nimble_jobs.errors import FencedOut, StoreError
 from nimble_jobs.job import BadKind, Job
-from nimble_jobs.store import Jobs
+from nimble_jobs.store import Jobs, Membership
 from nimble_jobs.workloads.context import Stop
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Pulse:
 
     def __init__(
         self,
-        jobs: Jobs,
+        jobs: Jobs | Membership,
         job: Job,
         *,
         wish: Callable[[], Stop] = lambda: Stop.GO,

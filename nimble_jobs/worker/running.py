@@ -62,6 +62,8 @@ class Running:
             self.kill_at = min(self.kill_at, now + CANCELLED_S)
         elif job.cancel_requested:
             self.kill_at = min(self.kill_at, now + CANCEL_GRACE_S)
+        elif self.job.gpus > 1 and (job.state is not JobState.RUNNING or job.attempt != self.job.attempt):
+            self.kill_at = min(self.kill_at, now + CANCEL_GRACE_S)  # others have ended what this member works on
 
     def waits(self, reason: str | None, now: float) -> None:
         """Note that the attempt waits, or goes on."""

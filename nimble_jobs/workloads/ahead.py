@@ -21,7 +21,7 @@ from nimble_jobs.planner.lookup.why import why as planner_why
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.store import ScheduleEntry, Store
-from nimble_jobs.workloads.score import request_of
+from nimble_jobs.workloads.request import request_of
 from nimble_jobs.workloads.text.job import TextPlan, plan_of
 from nimble_jobs.workloads.text.setup import ColumnOfText, set_up
 from nimble_jobs.workloads.training import ahead as training

@@ -13,7 +13,7 @@ from nimble_jobs.patience import NONE, Patience
 from nimble_jobs.planner import Builders, Residents
 from nimble_jobs.seen import Scored
 from nimble_jobs.spec import JobSpec
-from nimble_jobs.store import Store
+from nimble_jobs.store import Membership, Store
 
 if TYPE_CHECKING:
     from nimble_jobs.decoding.pool import Decoders
@@ -51,6 +51,7 @@ class JobContext:
     patience: Patience = NONE  # for writes to the output's disk; raises Stopped if the job is to end
     decoders: Decoders | None = None  # processes that decode pictures for one job after another; None: threads decode
     builders: Builders | None = None  # build schedules beside jobs; None: each job builds its own
+    membership: Membership | None = None  # if other workers may work on the job too
     memory_bytes: int | None = None  # the worker's --gpu-memory; None: not set
 
 
@@ -64,3 +65,4 @@ class Outcome:
     schedule: dict[str, Any] = field(default_factory=dict)
     scored: Scored | None = None  # files that count as seen once the job has succeeded; None: nothing is counted
     empty: bool = False  # nothing was new, so nothing was published
+    left: bool = False  # this member has left the job, on which others go on

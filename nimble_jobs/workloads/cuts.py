@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from nimble_jobs.data import Reader
+from nimble_jobs.job import ShardClaim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +46,16 @@ def shards_for(reader: Reader, size: int) -> list[tuple[int, int]]:
     return shards
 
 
+def cut_claims(claims: Sequence[ShardClaim], size: int, *, beyond: int) -> list[Bounds]:
+    """The batches of these shards. `beyond`: records that are to be scored after them."""
+    batches = [
+        (claim.index, a, min(a + size, claim.stop), a + size >= claim.stop)
+        for claim in claims
+        for a in range(claim.start, claim.stop, size)
+    ]
+    return _placed(batches, beyond)
+
+
 def cut(shards: list[tuple[int, int]], done: frozenset[int], size: int) -> list[Bounds]:
     """The batches that are to be scored."""
     batches = [
@@ -52,7 +64,12 @@ def cut(shards: list[tuple[int, int]], done: frozenset[int], size: int) -> list[
         if shard not in done
         for a in range(first, stop, size)
     ]
-    left = sum(stop - start for _, start, stop, _ in batches)
+    return _placed(batches, 0)
+
+
+def _placed(batches: list[tuple[int, int, int, bool]], beyond: int) -> list[Bounds]:
+    """Batches as (shard, start, stop, last)."""
+    left = beyond + sum(stop - start for _, start, stop, _ in batches)
     bounds = list[Bounds]()
     for shard, start, stop, last in batches:
         bounds.append(Bounds(shard=shard, start=start, stop=stop, last=last, left=left))

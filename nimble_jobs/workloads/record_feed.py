@@ -7,7 +7,7 @@ uploads records. Batches never span two shards.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 
@@ -38,17 +38,20 @@ class RecordFeed:
         self,
         reader: Reader,
         loaded: Loaded,
-        bounds: list[Bounds],
+        turns: Iterable[Sequence[Bounds]],
         stages: Stages,
         *,
+        last: int,
         bad: BadRecords,
         limits: Limits,
         decode: Callable[[Meter], DeviceDecoding] | None = None,
     ) -> None:
-        """`decode` makes what decodes pictures on the device; None: records arrive as they are."""
+        """`turns` are batches that are known together: all at once, or those of one claim after another. `last` is the
+        last shard; -1: not known. `decode` makes what decodes pictures on the device; None: records arrive as they are.
+        """
         self.total = reader.total
-        self.last = bounds[-1].shard if bounds else -1
-        self._reader, self._loaded, self._bounds, self._stages = reader, loaded, bounds, stages
+        self.last = last
+        self._reader, self._loaded, self._turns, self._stages = reader, loaded, turns, stages
         self.bad, self._limits = bad, limits
         self._alone = stages.alone
         self._decoding = decode(stages.decode) if decode is not None else None
@@ -82,18 +85,19 @@ class RecordFeed:
 
     def _read(self) -> Generator[Part]:
         """Batches of checked records, in order. Raises DataError for too many bad records."""
-        batches = self._reader.batches(
-            batch_size=self._loaded.request.batch_size,
-            bounds=[(at.start, at.stop) for at in self._bounds],
-            wanted=Wanted(stored=self._loaded.request.preprocess is not None, encoded=self._decoding is not None),
-            buffers=self._buffers,
-            meter=self._stages.read,
-        )
-        with closing(batches):  # type: ignore[type-var]  # a generator
-            for at, read in zip(self._bounds, batches, strict=False):
-                batch = self._limits.sift(read, self._reader.place)
-                self.bad.add(batch.bad)
-                yield Part(at=at, batch=batch)
+        for bounds in self._turns:
+            batches = self._reader.batches(
+                batch_size=self._loaded.request.batch_size,
+                bounds=[(at.start, at.stop) for at in bounds],
+                wanted=Wanted(stored=self._loaded.request.preprocess is not None, encoded=self._decoding is not None),
+                buffers=self._buffers,
+                meter=self._stages.read,
+            )
+            with closing(batches):  # type: ignore[type-var]  # a generator
+                for at, read in zip(bounds, batches, strict=False):
+                    batch = self._limits.sift(read, self._reader.place)
+                    self.bad.add(batch.bad)
+                    yield Part(at=at, batch=batch)
 
     def _in_slots(self, parts: Iterator[Part]) -> Generator[tuple[Arrived | None, Part]]:
         if self._alone:

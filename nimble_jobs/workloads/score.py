@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,13 +12,9 @@ import torch
 from nimble_jobs.data import Reader, Staging, open_reader
 from nimble_jobs.data.answers import Answers
 from nimble_jobs.engine import device as devices
-from nimble_jobs.job import Hit
-from nimble_jobs.models import permission, random_weights
-from nimble_jobs.planner import Loaded, Prepared, Request, Siblings, leave, prepare
-from nimble_jobs.planner.lookup.siblings import choice_words
+from nimble_jobs.models import permission
+from nimble_jobs.planner import Loaded, Request, Siblings, leave, prepare
 from nimble_jobs.planner.module.limits import Limits, find_limits
-from nimble_jobs.planner.search.contest import faster_in_eager
-from nimble_jobs.spec import JobSpec, ModelSpec
 from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads import only_new
@@ -28,11 +24,13 @@ from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.cuts import cut, shards_for
 from nimble_jobs.workloads.early_buffers import EarlyBuffers
+from nimble_jobs.workloads.members import Part
 from nimble_jobs.workloads.parts import Feed, Lane
-from nimble_jobs.workloads.pooling import pooling_of
 from nimble_jobs.workloads.record_feed import RecordFeed, batch_bytes
+from nimble_jobs.workloads.request import request_of
 from nimble_jobs.workloads.scoring import Ends, Scoring, Tally
 from nimble_jobs.workloads.stages import Stages
+from nimble_jobs.workloads.telling import tell, tell_restart, tell_unchecked, tell_weights
 from nimble_jobs.workloads.text import job as text
 from nimble_jobs.workloads.text.feed import TextFeed
 from nimble_jobs.workloads.text.per_token import per_token
@@ -65,13 +63,21 @@ class _Attempt:
     context: JobContext
     device: torch.device
     reader: Reader
-    staging: Staging
+    staging: Staging | None  # None for a member that did not claim the job, unless it publishes
+    stage: Callable[[], Staging]  # makes what publishes
+    part: Part | None  # this member's part, if other workers may work on the job too
     decode: decodes.Decode | None  # what decodes pictures; None if there are none
     why_not: str | None  # why the device does not decode them, if it might have
     work: only_new.Work | None  # which files, with `input.only_new`
     texts: TextSetup | None  # how texts become tokens; None if there are none
     column: ColumnOfText  # how a text among several inputs becomes tokens, if there is one
     answers: Answers | None  # what makes the lines of a batch file; None for other formats
+
+    @property
+    def sole(self) -> Staging:
+        """The place of an attempt that one worker makes alone."""
+        assert self.staging is not None
+        return self.staging
 
     def request(self) -> Request:
         """What the job asks of the planner; if its records are texts, all but the shape of a batch."""
@@ -93,10 +99,17 @@ def _claimed(
         reader.hire(context.decoders)
     answers = answers_of(spec, reader)
     more = {} if answers is None else {"error": answers.error}
-    staging = context.patience.through(
-        lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=how, decoded_by=decoded_by, **more),
-        begun=job.attempt > 1,
-    )
+
+    def stage() -> Staging:
+        return context.patience.through(
+            lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=how, decoded_by=decoded_by, **more),
+            begun=job.attempt > 1,
+        )
+
+    staging = None if job.joined else stage()
+    part = None
+    if context.membership is not None and (staging is None or staging.finished is None):
+        part = Part(context, reader.total, size=spec.input.batch_size, basis=how, decoded_by=decoded_by)
     context.report(total=reader.total)
     for note in reader.notes():
         context.event("input", note, {})
@@ -105,6 +118,8 @@ def _claimed(
         device=device,
         reader=reader,
         staging=staging,
+        stage=stage,
+        part=part,
         decode=decode,
         why_not=why_not,
         work=work,
@@ -116,19 +131,22 @@ def _claimed(
 
 def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
     """Prepare the model, score, publish; how that ended, and which files are left for the next job."""
-    context, staging = attempt.context, attempt.staging
-    if staging.finished is not None:
-        return already_published(context, staging), {}
-    _tell_restart(context, staging)
+    context, staging, part = attempt.context, attempt.staging, attempt.part
+    if staging is not None:
+        if staging.finished is not None:
+            return already_published(context, staging), {}
+        tell_restart(context, staging)
+        if part is not None:
+            part.open(shards_for(attempt.reader, context.spec.output.shard_size), staging)
     try:
         with EarlyBuffers(_early_bytes(attempt), attempt.device) as early:
-            scoring, feed, plan = _ready(attempt, early)
+            scoring, feed, plan, again = _ready(attempt, early)
     except Stopped:
         return Outcome(stop=context.stop()), {}
     context.report(phase="run", schedule=scoring.prepared.summary())
     loads, builds = (sum(getattr(lane.prepared, name) for lane in scoring.lanes) for name in ("load_s", "build_s"))
     try:
-        stages = scoring.run()
+        stages = scoring.run() if part is None else part.run(scoring, again)
         run_s = time.perf_counter() - scoring.began
         summary, how_made = scoring.prepared.summary(), dict[str, Any]()
         if plan is not None and isinstance(feed, TextFeed):
@@ -154,7 +172,16 @@ def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
         "records_per_s": scoring.scored / run_s if run_s > 0 else None,
         **stages,
     }
-    outputs, left = _published(attempt, scoring.tally, summary, how_made)
+    if part is not None:
+        if not part.publishes():
+            return Outcome(left=True), {}
+        staging = staging or attempt.stage()
+        part.complete(staging, attempt.reader)
+        timings["records_per_s"] = part.rate()
+        context.report(bad_kinds=_bad_records(attempt, staging).kinds())
+        scoring.tally.done = attempt.reader.total
+    assert staging is not None
+    outputs, left = _published(attempt, staging, scoring.tally, summary, how_made)
     return Outcome(outputs=outputs, timings=timings, schedule=summary), left
 
 
@@ -167,11 +194,15 @@ def _early_bytes(attempt: _Attempt) -> int | None:
     return batch_bytes(attempt.request(), reader, encoded=attempt.decode is not None and attempt.decode.by == "gpu")
 
 
-def _ready(attempt: _Attempt, early: EarlyBuffers) -> tuple[Scoring, Feed, text.TextPlan | None]:
-    """Prepare the model, for texts once for each bucket. Raises Stopped."""
-    context, staging, reader = attempt.context, attempt.staging, attempt.reader
+def _ready(attempt: _Attempt, early: EarlyBuffers) -> tuple[Scoring, Feed, text.TextPlan | None, Callable[[], Feed]]:
+    """Prepare the model, for texts once for each bucket. The last value makes a feed for another round of a member.
+
+    Raises Stopped.
+    """
+    context, staging, reader, part = attempt.context, attempt.staging, attempt.reader, attempt.part
     plan = None
     if attempt.texts is not None:
+        assert staging is not None  # one worker scores all texts
         plan = text.plan_of(
             reader,
             attempt.texts,
@@ -188,20 +219,31 @@ def _ready(attempt: _Attempt, early: EarlyBuffers) -> tuple[Scoring, Feed, text.
     for number, lane in enumerate(lanes):
         tell(context, lane.prepared, f"up to {plan.buckets[number].length} tokens: " if plan is not None else "")
     shards = shards_for(reader, context.spec.output.shard_size)
-    tally = Tally.of(staging, shards)
-    bad = _bad_records(attempt)
-    if plan is not None:
+    tally = Tally.of(staging, shards) if staging is not None else Tally()
+    bad = _bad_records(attempt, staging)
+    if plan is not None and staging is not None:
         feed: Feed
+        again: Callable[[], Feed] = lambda: feed  # noqa: E731  # texts have one round
         feed, stages = text.feed_of(context, reader, staging, plan, lanes, shards, bad=bad, device=attempt.device)
     else:
         early.give(lanes[0].prepared.loaded)
-        feed, stages = _record_feed(attempt, lanes[0].prepared.loaded, shards, bad)
+        again, stages = _record_feed(attempt, lanes[0].prepared.loaded, shards, bad)
+        feed = again()
     ragged = frozenset[str]()
     if plan is not None:
         ragged = per_token(lanes[0].prepared.loaded, plan.setup, context.spec.output.fields)
     ends = Ends(per_token=ragged, answers=attempt.answers)
-    scoring = Scoring(context, staging, feed, lanes, shards=shards, tally=tally, stages=stages, ends=ends)
-    return scoring, feed, plan
+    scoring = Scoring(
+        context,
+        part.staging if part is not None else attempt.sole,
+        feed,
+        lanes,
+        shards=shards,
+        tally=tally,
+        stages=stages,
+        ends=ends,
+    )
+    return scoring, feed, plan, again
 
 
 def _lanes(attempt: _Attempt, plan: text.TextPlan | None) -> list[Lane]:
@@ -229,29 +271,36 @@ def _lanes(attempt: _Attempt, plan: text.TextPlan | None) -> list[Lane]:
 
 def _record_feed(
     attempt: _Attempt, loaded: Loaded, shards: list[tuple[int, int]], bad: BadRecords
-) -> tuple[RecordFeed, Stages]:
-    context, reader = attempt.context, attempt.reader
+) -> tuple[Callable[[], RecordFeed], Stages]:
+    context, reader, part = attempt.context, attempt.reader, attempt.part
     limits = _limits(context, loaded)
-    bounds = cut(shards, frozenset(attempt.staging.done), loaded.request.batch_size)
+    bounds = cut(shards, frozenset(attempt.sole.done), loaded.request.batch_size) if part is None else []
     decode = decodes.on_device(attempt.decode, reader, loaded, context.residents)
     in_flight = max(1, len(loaded.instances))
-    stages = Stages(context, alone=len(bounds) <= 1, in_flight=in_flight, decodes=decode is not None)
-    return RecordFeed(reader, loaded, bounds, stages, bad=bad, limits=limits, decode=decode), stages
+    alone = part is None and len(bounds) <= 1
+    stages = Stages(context, alone=alone, in_flight=in_flight, decodes=decode is not None)
+
+    def feed() -> RecordFeed:
+        turns = [bounds] if part is None else part.turns()
+        last = bounds[-1].shard if bounds else -1
+        return RecordFeed(reader, loaded, turns, stages, last=last, bad=bad, limits=limits, decode=decode)
+
+    return feed, stages
 
 
-def _bad_records(attempt: _Attempt) -> BadRecords:
-    """The count of bad records, which begins with those that earlier attempts found."""
-    before, context, reader = attempt.staging.bad, attempt.context, attempt.reader
+def _bad_records(attempt: _Attempt, staging: Staging | None) -> BadRecords:
+    """The count of bad records, which begins with those of which `staging` knows."""
+    before, context, reader = staging.bad if staging is not None else [], attempt.context, attempt.reader
     if attempt.answers is not None:
         before = [attempt.answers.first_record(refused) for refused in before]
     return BadRecords(context.spec.run, reader.total, place=reader.place, report=context.report, before=before)
 
 
 def _published(
-    attempt: _Attempt, tally: Tally, summary: dict[str, Any], how_made: dict[str, Any]
+    attempt: _Attempt, staging: Staging, tally: Tally, summary: dict[str, Any], how_made: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The folder, and which files are left for the next job. Raises OutputExists, FencedOut."""
-    context, reader, staging, work = attempt.context, attempt.reader, attempt.staging, attempt.work
+    context, reader, work = attempt.context, attempt.reader, attempt.work
     context.report(phase="publish", done=tally.done)
     how_made |= {"schedule": summary["key"], "runs": summary["runs"]}
     if attempt.decode is not None:
@@ -263,78 +312,12 @@ def _published(
     return context.patience.through(lambda: staging.publish(how_made, shards=shards)), left
 
 
-def _tell_restart(context: JobContext, staging: Staging) -> None:
-    """Record why shards of an earlier attempt are not taken over, if so."""
-    why = None
-    if staging.begun_again is not None:
-        why = f"the model carries {staging.begun_again!r} from batch to batch"
-    elif staging.decoded_before is not None:
-        why = f"pictures were decoded by {staging.decoded_before} before"
-    if why is not None:
-        context.event("restart", f"starts again at the first record: {why}", {})
-
-
 def already_published(context: JobContext, staging: Staging) -> Outcome:
     """The output is there: an earlier attempt died between publishing it and saying so, or it is being resumed."""
     assert staging.finished is not None
     context.event("published", f"{staging.finished['path']} already holds this job's output", {})
     context.report(done=staging.finished["records"] + staging.finished["bad"], bad=staging.finished["bad"])
     return Outcome(outputs=context.patience.through(lambda: staging.publish({})))
-
-
-def request_of(
-    spec: JobSpec,
-    reader: Reader,
-    device: torch.device,
-    allowed_python: tuple[Path, ...] = (),
-    memory_bytes: int | None = None,
-) -> Request:
-    """What the job asks of the planner."""
-    pooling = pooling_of(spec)
-    return Request(
-        model=spec.model,
-        shape=reader.signature.shape,
-        dtype=reader.signature.dtype,
-        batch_size=spec.input.batch_size,
-        packing=reader.packing,
-        preprocess=reader.preprocess if devices.separate_memory(device) else None,
-        schedule=spec.schedule,
-        embedding="embedding" in spec.output.fields and pooling is None,
-        pooling=pooling,
-        allowed_python=allowed_python,
-        memory_bytes=memory_bytes,
-    )
-
-
-def tell_weights(context: JobContext, model: ModelSpec) -> None:
-    """Record that the weights are random: a forgotten `model.weights` must not look like a result."""
-    made = random_weights(model)
-    if made is not None:
-        context.event("weights", made, {"seed": model.seed})
-
-
-def tell_unchecked(context: JobContext, limits: Limits) -> None:
-    """Record why numbers out of range will not be found before the model meets them, if so."""
-    if limits.unchecked is not None:
-        context.event("unchecked", f"the input is not checked for out-of-range numbers: {limits.unchecked}", {})
-
-
-def tell(context: JobContext, prepared: Prepared, what: str = "") -> None:
-    """Record how the job came by its schedule, and any fallback. `what` says which one, if it has several."""
-    loaded = prepared.loaded
-    if loaded.fallback is not None:
-        context.event("fallback", f"{what}runs in eager: {loaded.fallback}", {"key": loaded.key})
-        return
-    reason = f" ({prepared.miss_reason})" if prepared.miss_reason else ""
-    how = choice_words(loaded.schedule) + faster_in_eager(loaded.schedule)
-    spared = f"; {loaded.spared}" if loaded.spared is not None else ""
-    built = prepared.hit is Hit.MISS and prepared.progress is None
-    took = f"loading took {prepared.load_s:.3f} s" + (f", building {prepared.build_s:.3f} s" if built else "")
-    context.event(
-        "schedule",
-        f"{what}{prepared.hit.value} {loaded.key[:12]}{reason}: {took}{how}{spared}",
-        {"key": loaded.key, "hit": prepared.hit.value},
-    )
 
 
 def _limits(context: JobContext, loaded: Loaded) -> Limits:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from nimble_jobs.data import Staging
+from nimble_jobs.data import MemberStaging, Staging
 from nimble_jobs.data.answers import Answers
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.flight import Landed
@@ -72,7 +72,7 @@ class Scoring:
     def __init__(
         self,
         context: JobContext,
-        staging: Staging,
+        staging: Staging | MemberStaging,
         feed: Feed,
         lanes: Sequence[Lane],
         *,
@@ -103,6 +103,16 @@ class Scoring:
     def scored(self) -> int:
         """Records that this attempt has scored so far."""
         return self.tally.done - self._adopted
+
+    @property
+    def _overtaken(self) -> bool:
+        """Whether the remaining batches have become pointless, because other members have scored them."""
+        membership = self._context.membership
+        return membership is not None and membership.overtaken
+
+    def begin_again(self, feed: Feed) -> None:
+        """Score the batches of another feed with the next `run`."""
+        self._feed, self._next, self._open = feed, None, None
 
     def run(self) -> dict[str, Any]:
         """Score and write all records; returns `Stages.summary`. Raises Stopped if the job has to end early."""
@@ -160,7 +170,7 @@ class Scoring:
                     at = landed.beside.at
                     columns.put(self._counted(landed, lane))
                     stop = self._context.stop()
-                    if stop in (Stop.CANCEL, Stop.TIMEOUT):
+                    if stop in (Stop.CANCEL, Stop.TIMEOUT) or self._overtaken:
                         return False
                     if stop is Stop.DRAIN and until is None:
                         until = at.shard

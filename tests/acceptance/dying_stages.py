@@ -17,6 +17,7 @@ from typing import Any
 
 from nimble_jobs.data import Staging, reader
 from nimble_jobs.data.reader import Reader
+from nimble_jobs.data.shard_files import ShardFiles
 from nimble_jobs.engine.arrivals import Arrivals
 from nimble_jobs.planner import Loaded
 from nimble_jobs.store import open_store
@@ -31,7 +32,7 @@ STAGES: dict[str, tuple[type, str]] = {
     "replay": (Loaded, "_in_eager"),
     "columns": (Columns, "add"),
     "shards": (Staging, "write_shard"),
-    "sheets": (Staging, "_write_sheet"),
+    "sheets": (ShardFiles, "write_sheet"),
     "publish": (Staging, "publish"),
 }
 FEW = 8  # pictures from which on processes decode them

@@ -40,6 +40,7 @@ PRINTED = {
     "watch-in-the-browser": ["?token=", "watched succeeded 256"],
     "scrape-metrics": ['nimble_jobs_jobs_due{kind="score"} 0.0'],
     "see-traces": ["tracing.endpoint", "http://127.0.0.1:4318"],
+    "score-on-several-gpus": ["succeeded: 20,000 records", "devices.cpu: "],
     "several-models-on-one-gpu": ["\tresident\t", "uses.resident: 2 of 4"],
 }
 

@@ -92,7 +92,7 @@ def test_a_restarted_worker_has_a_fresh_child(store: Store, start: Start, tmp_pa
 def _writable(store: Store) -> bool:
     with closing(sqlite3.connect(store.home / "nimble-jobs.db", timeout=0.2)) as connection:
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError:
             return False
     return True
@@ -103,7 +103,7 @@ def test_a_worker_that_does_not_answer(store: Store, start: Start) -> None:
     worker = start()
     ready(store)
     os.kill(worker.pid, signal.SIGSTOP)
-    while not _writable(store):  # it was stopped while it wrote
+    while not _writable(store):  # it was stopped while it read or wrote
         os.kill(worker.pid, signal.SIGCONT)
         time.sleep(0.1)
         os.kill(worker.pid, signal.SIGSTOP)

@@ -461,7 +461,7 @@ _STEPS = ("write_file", "sync_path", "link_or_copy", "remove_tree", "exchange")
 
 def crashing(monkeypatch: pytest.MonkeyPatch, at: int, how: BaseException | None = None) -> None:
     """Ends the process just before the `at`-th call of anything that touches the disk."""
-    from nimble_jobs.data import staging
+    from nimble_jobs.data import shard_files, staging
 
     count = 0
 
@@ -475,7 +475,7 @@ def crashing(monkeypatch: pytest.MonkeyPatch, at: int, how: BaseException | None
 
         return step
 
-    for module in (files, staging, publish):
+    for module in (files, shard_files, staging, publish):
         for name in _STEPS:
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, wrapped(getattr(module, name)))

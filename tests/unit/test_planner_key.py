@@ -21,7 +21,7 @@ from nimble_jobs.planner.keys import request as request_module
 from nimble_jobs.planner.keys.request import key_parts
 from nimble_jobs.planner.lookup.why import differences
 from nimble_jobs.spec import ModelSpec
-from nimble_jobs.workloads.score import request_of
+from nimble_jobs.workloads.request import request_of
 from tests.specs import Change, setting
 
 CPU = torch.device("cpu")

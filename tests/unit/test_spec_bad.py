@@ -10,6 +10,7 @@ import pytest
 from nimble_jobs import spec
 from nimble_jobs.errors import SpecError
 from nimble_jobs.spec.rules import NOT_YET
+from tests.bad_devices import BAD_DEVICES
 from tests.bad_several import BAD_SEVERAL
 from tests.bad_specs import BAD_SPECS, SCORE, BadSpec, edit, lay_out
 from tests.bad_text_outputs import BAD_TEXT_OUTPUTS
@@ -18,7 +19,7 @@ from tests.bad_timers import BAD_TIMERS, NIGHTLY, NOW, timer
 
 
 @pytest.mark.parametrize(
-    "bad", [*BAD_SPECS, *BAD_TEXT_OUTPUTS, *BAD_TEXT_TRAININGS, *BAD_SEVERAL], ids=lambda bad: bad.name
+    "bad", [*BAD_SPECS, *BAD_TEXT_OUTPUTS, *BAD_TEXT_TRAININGS, *BAD_SEVERAL, *BAD_DEVICES], ids=lambda bad: bad.name
 )
 def test_bad_spec(bad: BadSpec, tmp_path: Path) -> None:
     """All problems come at once, one line each, with exit code 2."""
@@ -115,7 +116,7 @@ def test_control_characters_never_reach_a_message(tmp_path: Path) -> None:
 
 def test_everything_not_built_yet_is_refused_by_name() -> None:
     """Each row of the one table of unbuilt capabilities has a spec that runs into it."""
-    said = [m for bad in [*BAD_SPECS, *BAD_SEVERAL] for m in bad.messages]
+    said = [m for bad in [*BAD_SPECS, *BAD_SEVERAL, *BAD_DEVICES] for m in bad.messages]
     for row in NOT_YET:
         line = f": {row.field}: not supported yet; expected {row.expected}"
         assert any(m.endswith(line) for m in said), row.field

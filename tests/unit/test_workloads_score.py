@@ -91,7 +91,13 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
     np.save(tmp_path / "x.npy", x)
     spec = SimpleNamespace(output=SimpleNamespace(fields=["id"]), run=RunSpec(error_threshold=threshold))
     context: Any = SimpleNamespace(
-        spec=spec, device="cpu", stop=lambda: Stop.GO, report=lambda **_: None, patience=NONE, builders=None
+        membership=None,
+        spec=spec,
+        device="cpu",
+        stop=lambda: Stop.GO,
+        report=lambda **_: None,
+        patience=NONE,
+        builders=None,
     )
     model = AllInFlight()
     prepared: Any = SimpleNamespace(loaded=model, progress=None)
@@ -100,7 +106,7 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
         stages = Stages(context, alone=False)
         bounds = cut([(0, 16)], frozenset(), prepared.loaded.request.batch_size)
         bad = BadRecords(spec.run, 16, place=reader.place, report=context.report)
-        feed = RecordFeed(reader, prepared.loaded, bounds, stages, bad=bad, limits=Limits())
+        feed = RecordFeed(reader, prepared.loaded, [bounds], stages, last=bounds[-1].shard, bad=bad, limits=Limits())
         lanes = [Lane(prepared=prepared)]
         scoring = Scoring(context, staging, feed, lanes, shards=[(0, 16)], tally=tally, stages=stages)  # type: ignore[arg-type]
         if fails:
@@ -122,7 +128,13 @@ def test_in_eager_each_shard_lands_before_the_next_is_begun(
     np.save(tmp_path / "x.npy", np.ones((16, 3), dtype=np.float32))
     spec = SimpleNamespace(output=SimpleNamespace(fields=["id"]), run=RunSpec())
     context: Any = SimpleNamespace(
-        spec=spec, device="cpu", stop=lambda: Stop.GO, report=lambda **_: None, patience=NONE, builders=None
+        membership=None,
+        spec=spec,
+        device="cpu",
+        stop=lambda: Stop.GO,
+        report=lambda **_: None,
+        patience=NONE,
+        builders=None,
     )
     taken: list[int] = []
 
@@ -140,7 +152,7 @@ def test_in_eager_each_shard_lands_before_the_next_is_begun(
         stages = Stages(context, alone=False)
         bounds = cut(shards, frozenset(), model.request.batch_size)
         bad = BadRecords(spec.run, 16, place=reader.place, report=context.report)
-        feed = RecordFeed(reader, prepared.loaded, bounds, stages, bad=bad, limits=Limits())
+        feed = RecordFeed(reader, prepared.loaded, [bounds], stages, last=bounds[-1].shard, bad=bad, limits=Limits())
         staging: Any = Written()
         scoring = Scoring(
             context, staging, feed, [Lane(prepared=prepared)], shards=shards, tally=Tally(), stages=stages

@@ -89,7 +89,7 @@ export class Job {
   }
 
   side() {
-    return [this.about(), this.timings(), this.schedule().sheet, this.attempts()];
+    return [this.about(), this.devices(), this.timings(), this.schedule().sheet, this.attempts()];
   }
 
   running() {
@@ -150,6 +150,16 @@ export class Job {
         ["Worker", job.worker],
       ]),
     );
+  }
+
+  devices() {
+    const { members } = this.job;
+    if (!members?.length) return null;
+    const one = (each) => [
+      said(each.device),
+      h("span", {}, badge(each.works ? "running" : "left"), " ", [plural(each.records_done, "record"), each.records_per_s ? rate(each.records_per_s, "records") : null, each.leads ? "leads" : null, each.phase].filter(Boolean).join(", "), each.error ? h("span", { class: "clamp muted", title: visible(each.error) }, said(each.error)) : null),
+    ];
+    return sheet("Devices", facts(members.map(one)));
   }
 
   timings() {

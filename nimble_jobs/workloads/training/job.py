@@ -28,7 +28,8 @@ from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
-from nimble_jobs.workloads.score import already_published, tell_unchecked, tell_weights
+from nimble_jobs.workloads.score import already_published
+from nimble_jobs.workloads.telling import tell_unchecked, tell_weights
 from nimble_jobs.workloads.training.batches.bucketed import TextBatches, TextEpochs
 from nimble_jobs.workloads.training.batches.epochs import Batches
 from nimble_jobs.workloads.training.gauge import curves

@@ -1,0 +1,90 @@
+"""The files of finished shards in one attempt's folder, and beside them a sheet for each that says what it holds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from nimble_jobs.data import writers
+from nimble_jobs.data.files import reported, write_file
+from nimble_jobs.data.publish import FileEntry
+from nimble_jobs.data.records import BadRecord
+from nimble_jobs.data.shards import Shard
+from nimble_jobs.errors import DataError, FencedOut
+from nimble_jobs.whole import sync_path
+
+
+class ShardFiles:
+    """Writes shards below `root`: their files into `attempt-NAME`, their sheets into `shards-NAME`."""
+
+    def __init__(self, root: Path, name: str, *, format_: str, basis: str, decoded_by: str | None = None) -> None:
+        self.folder = root / f"attempt-{name}"
+        self.sheets = root / f"shards-{name}"
+        self._root = root
+        self._format, self._basis, self._decoded_by = format_, basis, decoded_by
+        self._root_synced = False
+
+    def make(self) -> None:
+        """Create the folders."""
+        self.folder.mkdir(exist_ok=True)
+        self.sheets.mkdir(exist_ok=True)
+
+    def write(
+        self,
+        index: int,
+        columns: writers.Columns,
+        bad: Sequence[BadRecord] = (),
+        *,
+        carries: str | None = None,
+        sync: bool = True,
+    ) -> Shard:
+        """Write one shard, durably if `sync`; without columns, only its bad records. `carries` names state that the
+        model carries to the next shard.
+
+        Raises DataError if it cannot be written, FencedOut if a newer attempt took over.
+        """
+        entries = []
+        count = writers.records(columns)
+        encoded = writers.encode(self._format, columns) if count else {}
+        with self.writing():
+            for suffix, data in encoded.items():
+                name = f"part-{index:05d}{suffix}"
+                write_file(self.folder / name, data, sync=sync)
+                digest = hashlib.sha256(data).hexdigest()
+                entries.append(FileEntry(name=name, sha256=digest, bytes=len(data), records=count))
+            if sync:
+                sync_path(self.folder)
+            shard = Shard(
+                index=index,
+                basis=self._basis,
+                records=count,
+                files=tuple(entries),
+                bad=tuple(bad),
+                carries=carries,
+                decoded_by=self._decoded_by,
+            )
+            self.write_sheet(shard, sync=sync)
+        return shard
+
+    def write_sheet(self, shard: Shard, *, sync: bool = True) -> None:
+        """Say that the shard is finished."""
+        write_file(self.sheets / f"{shard.index:05d}.json", shard.to_bytes(), sync=sync)
+        if sync:
+            sync_path(self.sheets)
+            if not self._root_synced:
+                sync_path(self._root)
+                sync_path(self._root.parent)
+                self._root_synced = True
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Distinguishes a removed folder, most likely removed by a newer attempt, from other errors."""
+        try:
+            with reported(self.folder):
+                yield
+        except DataError as e:
+            if isinstance(e.__cause__, FileNotFoundError) and not self.folder.exists():
+                raise FencedOut(f"{self.folder} was removed while this attempt wrote to it") from e
+            raise

@@ -1,0 +1,52 @@
+"""Contradictions about jobs that several devices work on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nimble_jobs.spec.findings import Finding, Rule, register
+from nimble_jobs.spec.formats import TEXTS
+from nimble_jobs.spec.model import JobSpec
+
+RULES: list[Rule] = []
+rule = register(RULES)
+
+
+def _several(spec: JobSpec) -> bool:
+    return spec.run.gpus == "all" or spec.run.gpus > 1
+
+
+@rule("run.gpus", "kind")
+def _kind(spec: JobSpec) -> Iterator[Finding]:
+    if _several(spec) and spec.kind == "finetune":
+        yield Finding("run.gpus", f"found {spec.run.gpus}, which is not supported yet if kind is finetune", "1")
+
+
+@rule("run.gpus", "run.device")
+def _device(spec: JobSpec) -> Iterator[Finding]:
+    if _several(spec) and ":" in spec.run.device:
+        problem = f"found {spec.run.gpus}, but run.device is {spec.run.device}, which is one device"
+        yield Finding("run.gpus", problem, "1, or run.device: auto, cpu or cuda")
+
+
+@rule("run.gpus", "input.format")
+def _format(spec: JobSpec) -> Iterator[Finding]:
+    if _several(spec) and spec.input.format in TEXTS:
+        problem = f"found {spec.run.gpus}, which is not supported yet if input.format is {spec.input.format}"
+        yield Finding("run.gpus", problem, "1")
+
+
+@rule("run.gpus", "input.only_new")
+def _only_new(spec: JobSpec) -> Iterator[Finding]:
+    if _several(spec) and spec.input.only_new is not None:
+        problem = f"found {spec.run.gpus}, which is not supported yet with input.only_new"
+        yield Finding("run.gpus", problem, "1")
+
+
+@rule("run.gpus", "run.max_failed_shards")
+def _max_failed_shards(spec: JobSpec) -> Iterator[Finding]:
+    if spec.run.max_failed_shards and not _several(spec):
+        problem = (
+            f"found {spec.run.max_failed_shards}, but run.gpus is 1: shards fail alone only if several devices score"
+        )
+        yield Finding("run.max_failed_shards", problem, "0, or more than one in run.gpus")

@@ -1,0 +1,156 @@
+"""A member's part of a scoring job on which several devices work: it claims shards, scores them, perhaps publishes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from nimble_jobs.data import MemberStaging, Reader, Staging
+from nimble_jobs.data.shards import Shard
+from nimble_jobs.job import ShardClaim
+from nimble_jobs.workloads.bad_records import enforce_threshold
+from nimble_jobs.workloads.context import JobContext, Stop, Stopped
+from nimble_jobs.workloads.cuts import Bounds, cut_claims
+from nimble_jobs.workloads.parts import Feed
+from nimble_jobs.workloads.scoring import Scoring
+from nimble_jobs.workloads.stragglers import worth_a_copy
+from nimble_jobs.workloads.waiting import go_on
+
+T = TypeVar("T")
+
+_LOOK_S = 0.1  # how often a member without work looks for shards
+
+
+class Part:
+    """What one member does. Its own thread and those of the pipeline use it."""
+
+    def __init__(
+        self, context: JobContext, total: int, *, size: int, basis: str, decoded_by: str | None = None
+    ) -> None:
+        """`total`: records of the input; `size`: records in a batch."""
+        assert context.membership is not None
+        self._context, self._total, self._size = context, total, size
+        self._membership, self._job = context.membership, context.job
+        self._first: Sequence[ShardClaim] = ()  # claims with which the next round begins
+        self.staging = context.patience.through(
+            lambda: MemberStaging(
+                context.spec.output,
+                context.job.id,
+                context.job.attempt,
+                str(context.job.worker),
+                finish=self._finished,
+                basis=basis,
+                decoded_by=decoded_by,
+            )
+        )
+
+    def open(self, shards: Sequence[tuple[int, int]], staging: Staging) -> None:
+        """Let others join. Only for the member that claimed the job. `staging` has the shards that are done already.
+
+        Raises FencedOut.
+        """
+        done, bad = frozenset(staging.done), len(staging.bad)
+        self._patiently(
+            lambda now: self._context.store.shards.open(self._job, self._context.device, shards, done, bad=bad, now=now)
+        )
+
+    def turns(self) -> Iterator[list[Bounds]]:
+        """The batches of one claim after another, until there is nothing more to claim."""
+        claims, self._first = self._first, ()
+        while claims:
+            self._membership.holds([claim.index for claim in claims])
+            # What a better schedule would gain, all members gain.
+            left = self._patiently(lambda _now: self._context.store.shards.counts(self._job)).open
+            yield cut_claims(claims, self._size, beyond=left * self._context.spec.output.shard_size)
+            if claims[0].suspect:  # nothing else may fail with it
+                return
+            claims = self._patiently(lambda _now: self._context.store.shards.claim(self._job, suspects=False))
+
+    def run(self, scoring: Scoring, feed: Callable[[], Feed]) -> dict[str, Any]:
+        """Score shards until all are done, in rounds: a new one, with a new `feed`, begins if shards are open again or
+        worth a copy.
+
+        Returns the figures of the longest round. Raises Stopped if the job has to end early, DataError for too many
+        bad records.
+        """
+        figures: dict[str, Any] = {}
+        longest_s = 0.0
+        rounds = 0
+        while claims := self._next():
+            self._first = claims
+            began = time.monotonic()
+            found: dict[str, Any] = {}
+            if rounds:
+                scoring.begin_again(feed())
+            rounds += 1
+            try:
+                found = scoring.run()
+            except Stopped:
+                if self._context.stop() is not Stop.GO:
+                    raise
+            self._give_up_claims()  # if it was overtaken; after an error its shards have failed with it
+            if time.monotonic() - began > longest_s:
+                longest_s, figures = time.monotonic() - began, found or figures
+        return figures
+
+    def rate(self) -> float | None:
+        """Records a second of all members together, since the first of them joined."""
+        members = self._context.store.shards.members(self._job.id, self._job.attempt)
+        seconds = max(m.moved_at for m in members) - min(m.joined_at for m in members)
+        return sum(member.records_done for member in members) / seconds if seconds > 0 else None
+
+    def publishes(self) -> bool:
+        """Whether it is up to this member to publish; otherwise it has left the job. Raises FencedOut."""
+        if self._patiently(lambda now: self._context.store.shards.retire(self._job, now)):
+            return False
+        return self._patiently(lambda _now: self._context.store.shards.leads(self._job))
+
+    def complete(self, staging: Staging, reader: Reader) -> None:
+        """Take over all members' shards for publication. The records of shards that have failed are bad records."""
+        if staging.finished is not None:  # another one published, and died before it could say so
+            return
+        self._context.patience.through(staging.adopt)
+        for claim, error in self._patiently(lambda _now: self._context.store.shards.failed(self._job)):
+            if claim.index not in staging.done:
+                why = f"its shard {claim.index} failed: {error}"
+                bad = [reader.bad_record(index, why) for index in range(claim.start, claim.stop)]
+                self._context.patience.through(lambda index=claim.index, bad=bad: staging.write_shard(index, {}, bad))  # type: ignore[misc]
+
+    def _next(self) -> Sequence[ShardClaim]:
+        """Claims for another round; none once all shards are done. Waits for other members. Raises Stopped."""
+        shards = self._context.store.shards
+        while True:
+            claims = self._patiently(lambda _now: shards.claim(self._job, suspects=True))
+            if claims:
+                return claims
+            counts = self._patiently(lambda _now: shards.counts(self._job))
+            if not counts.open and not counts.running:
+                return ()
+            copied = self._copy()
+            if copied is not None:
+                return [copied]
+            go_on(self._context)
+            time.sleep(_LOOK_S)
+
+    def _copy(self) -> ShardClaim | None:
+        shards = self._context.store.shards
+        in_flight = self._patiently(lambda _now: shards.in_flight(self._job))
+        members = self._patiently(lambda _now: shards.members(self._job.id, self._job.attempt))
+        index = worth_a_copy(in_flight, members, str(self._job.worker), time.time())
+        return None if index is None else self._patiently(lambda now: shards.second(self._job, index, now))
+
+    def _finished(self, shard: Shard, digest: str) -> None:
+        """A shard is written. Raises DataError if the members together found too many bad records."""
+        bad = self._context.store.shards.finish(self._job, shard.index, digest, len(shard.bad), time.time())
+        self._membership.drops([shard.index])
+        if shard.bad:
+            enforce_threshold(self._context.spec.run, bad, self._total, shard.bad)
+
+    def _give_up_claims(self) -> None:
+        """Whatever this member claimed and did not finish is for others."""
+        self._membership.drops()
+        self._patiently(lambda _now: self._context.store.shards.release(self._job))
+
+    def _patiently(self, work: Callable[[float], T]) -> T:
+        return self._context.patience.through(lambda: work(time.time()))

@@ -1,0 +1,312 @@
+"""One scoring job over several devices, with real worker processes on the CPU: its output equals one device's."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from worker_processes import until
+
+from nimble_jobs import client
+from nimble_jobs import spec as specs
+from nimble_jobs.job import Job, JobState, Member
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import DATABASE, resolve
+from tests import prefork
+from tests.store_samples import queued
+
+RECORDS, SHARD = 400, 10
+MODEL = """\
+import os
+import pathlib
+import time
+
+import torch
+
+HERE = pathlib.Path(__file__).parent
+
+
+class Slow(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x):
+        time.sleep(float((HERE / "pause").read_text()))
+        first = int(x[0, 0])
+        for file in HERE.glob("do-*"):  # do-HOW-RECORD: once, by whoever has this record
+            how, record = file.name.split("-")[1:]
+            if first <= int(record) < first + len(x):
+                if how != "always":
+                    try:
+                        file.unlink()
+                    except FileNotFoundError:
+                        continue
+                if how == "kill":
+                    os.kill(os.getpid(), 9)
+                if how == "fault":
+                    raise RuntimeError("CUDA error: device-side assert triggered")
+                if how in ("raise", "always"):
+                    raise ValueError(f"record {record} is odd")
+        return torch.stack([x.mean(1) * self.scale, x[:, 1]], 1)
+"""
+
+
+def job_spec(base: Path, name: str, **run: Any) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "name": name,
+        "kind": "score",
+        "model": {"source": f"python:{base}/model.py:Slow"},
+        "input": {"source": str(base / "x.npy"), "format": "npy", "batch_size": 5},
+        "schedule": {"on_miss": "eager"},
+        "output": {"path": str(base / name), "format": "npy", "fields": ["id", "logits"], "shard_size": SHARD},
+        "run": {"retry": {"initial": 0.05, "backoff": "constant"}, **run},
+    }
+
+
+def prepare(folder: Path) -> Path:
+    """Input and model; the first column of a record is its position."""
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(RECORDS, 6)).astype(np.float32)
+    x[:, 0] = np.arange(RECORDS)
+    np.save(folder / "x.npy", x)
+    (folder / "model.py").write_text(MODEL)
+    (folder / "pause").write_text("0")
+    return folder
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return prepare(tmp_path)
+
+
+def submit(store: Store, base: Path, name: str, **run: Any) -> Job:
+    spec = specs.dump(specs.restore(job_spec(base, name, **run)))
+    return queued(store, spec=spec, name=name, kind="score", allow_python=[str(base)], now=time.time())
+
+
+@contextmanager
+def worker(store: Store, base: Path, devices: str) -> Iterator[subprocess.Popen[str]]:
+    """A real worker; no process of it is left behind."""
+    log = base / f"worker-{time.monotonic_ns()}.log"
+    command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(store.home), "--devices", devices]
+    with log.open("w") as file:
+        process = prefork.start(command, stderr=file, text=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+            process.wait()
+            print(log.read_text())  # seen where a test fails
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != "manifest.json"}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """What one device publishes."""
+    base = prepare(tmp_path_factory.mktemp("alone"))
+    with open_store(resolve(str(base / "home"))) as store:
+        job = submit(store, base, "alone")
+        with worker(store, base, "cpu"):
+            (done,) = client.wait([job.id], store=store, timeout_s=60)
+        assert done.state is JobState.SUCCEEDED, done.error
+    return files(base / "alone")
+
+
+def under_way(store: Store, job: Job) -> list[Member]:
+    """The members, once two of them have finished some shards."""
+
+    def both() -> list[Member]:
+        members = store.shards.members(job.id)
+        return members if len([m for m in members if m.records_done >= 2 * SHARD]) == 2 else []
+
+    found: list[Member] = until(both)
+    return found
+
+
+def child_of(store: Store, process: subprocess.Popen[str], member: Member) -> psutil.Process:
+    """The process of a member: children are started in the order of the devices."""
+    children = [c for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline())]
+    return children[[info.id for info in store.workers.live()].index(member.worker)]
+
+
+def stop(store: Store, process: psutil.Process) -> None:
+    """Stop it at a moment when it does not hold the database's lock, for which all others would wait."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        with closing(sqlite3.connect(store.home / DATABASE, timeout=0.2)) as connection:
+            try:
+                connection.execute("BEGIN EXCLUSIVE")
+            except sqlite3.OperationalError:
+                process.send_signal(signal.SIGCONT)
+                time.sleep(0.05)
+            else:
+                return
+
+
+def ended(store: Store, job: Job, timeout_s: float = 60.0) -> Job:
+    (done,) = client.wait([job.id], store=store, timeout_s=timeout_s)
+    return done
+
+
+def test_two_devices_publish_what_one_publishes(store: Store, base: Path, alone: dict[str, bytes]) -> None:
+    """Both take a part of the shards, and the output is equal byte for byte. Nothing is left beside it."""
+    (base / "pause").write_text("0.1")
+    job = submit(store, base, "both", gpus=2)
+    with worker(store, base, "cpu,cpu"):
+        under_way(store, job)
+        (base / "pause").write_text("0")
+        done = ended(store, job)
+    assert done.state is JobState.SUCCEEDED, done.error
+    assert files(base / "both") == alone
+    members = store.shards.members(job.id)
+    assert sum(member.records_done for member in members) == RECORDS
+    assert len([member for member in members if member.records_done]) == 2
+    assert (done.records_done, done.records_total, done.records_bad, done.attempt) == (RECORDS, RECORDS, 0, 1)
+    assert [path.name for path in base.glob(".both*")] == []
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_one_that_is_killed(store: Store, base: Path, alone: dict[str, bytes], leads: bool) -> None:
+    """The others take its shards over within the same attempt, also from the one that led the job."""
+    (base / "pause").write_text("0.05")
+    job = submit(store, base, "both", gpus="all")
+    with worker(store, base, "cpu,cpu") as process:
+        members = under_way(store, job)
+        lead = store.jobs.get(job.id).worker
+        (victim,) = [m for m in members if (m.worker == lead) is leads]
+        child_of(store, process, victim).kill()
+        done = ended(store, job)
+    assert (done.state, done.attempt) == (JobState.SUCCEEDED, 1), done.error
+    assert files(base / "both") == alone
+    assert [m.failures for m in store.shards.members(job.id) if m.worker == victim.worker] == [1]
+    assert (done.worker != lead) is leads
+    assert [path.name for path in base.glob(".both*")] == []
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_one_that_is_stopped(store: Store, base: Path, alone: dict[str, bytes], leads: bool) -> None:
+    """The other one makes copies of its shards. If it leads, its process is ended after run.stall."""
+    (base / "pause").write_text("0.05")
+    job = submit(store, base, "both", gpus=2, stall="3s")
+    with worker(store, base, "cpu,cpu") as process:
+        members = under_way(store, job)
+        lead = store.jobs.get(job.id).worker
+        (victim,) = [m for m in members if (m.worker == lead) is leads]
+        stop(store, child_of(store, process, victim))
+        done = ended(store, job)
+    assert done.state is JobState.SUCCEEDED, done.error
+    assert files(base / "both") == alone
+
+
+def test_one_whose_device_faults(store: Store, base: Path, alone: dict[str, bytes]) -> None:
+    """Its process is replaced, its shards are scored again, and the attempt goes on."""
+    (base / "pause").write_text("0.01")
+    (base / "do-fault-205").touch()
+    job = submit(store, base, "both", gpus=2)
+    with worker(store, base, "cpu,cpu"):
+        done = ended(store, job)
+    assert done.state is JobState.SUCCEEDED, done.error
+    assert not (base / "do-fault-205").exists()
+    assert files(base / "both") == alone
+
+
+def test_a_model_that_raises(store: Store, base: Path) -> None:
+    """The job fails at once with the error, whichever member met it, and nothing stays beside the output."""
+    (base / "do-always-205").touch()
+    job = submit(store, base, "both", gpus=2)
+    with worker(store, base, "cpu,cpu"):
+        done = ended(store, job)
+        until(lambda: not list(base.glob(".both*")))
+    assert (done.state, done.attempt) == (JobState.FAILED, 1)
+    assert "record 205 is odd" in str(done.error)
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
+def test_a_shard_that_fails_alone(store: Store, base: Path, alone: dict[str, bytes], devices: str) -> None:
+    """After three failures its records are bad records with the error, and all other shards are as ever."""
+    (base / "do-always-205").touch()
+    job = submit(store, base, "both", gpus=2, max_failed_shards=1)
+    with worker(store, base, devices):
+        done = ended(store, job)
+    assert done.state is JobState.SUCCEEDED, done.error
+    assert (done.records_done, done.records_bad) == (RECORDS, SHARD)
+    published = files(base / "both")
+    errors = [json.loads(line) for line in published.pop("errors.jsonl").splitlines()]
+    assert [error["index"] for error in errors] == list(range(200, 210))
+    assert "record 205 is odd" in errors[0]["reason"]
+    assert published == {name: data for name, data in alone.items() if not name.startswith("part-00020")}
+
+
+def test_too_many_bad_records_of_all_members(store: Store, base: Path) -> None:
+    """The threshold counts what all members found."""
+    x = np.load(base / "x.npy")
+    x[[13, 113, 213, 313], 1] = np.nan
+    np.save(base / "x.npy", x)
+    tolerant, strict = (submit(store, base, n, gpus=2, error_threshold=t) for n, t in (("ok", 0.01), ("no", 0.0075)))
+    with worker(store, base, "cpu,cpu"):
+        done, failed = ended(store, tolerant), ended(store, strict)
+    assert (done.state, done.records_bad) == (JobState.SUCCEEDED, 4), done.error
+    assert failed.state is JobState.FAILED
+    assert "more than run.error_threshold 0.0075 allows" in str(failed.error)
+
+
+def test_cancel_and_drain(store: Store, base: Path, alone: dict[str, bytes]) -> None:
+    """SIGTERM gives the job back with all of its shards, one device goes on; a cancelled job ends for all members."""
+    (base / "pause").write_text("0.05")
+    job = submit(store, base, "both", gpus=2)
+    with worker(store, base, "cpu,cpu") as process:
+        under_way(store, job)
+        process.terminate()
+        assert process.wait(20) == 0
+    given_back = store.jobs.get(job.id)
+    assert given_back.state is JobState.QUEUED
+    assert [a.outcome for a in store.jobs.attempts(job.id)] == ["requeued"]
+    (base / "pause").write_text("0")
+    with worker(store, base, "cpu"):
+        done = ended(store, job)
+    assert (done.state, done.records_done) == (JobState.SUCCEEDED, RECORDS), done.error
+    assert files(base / "both") == alone
+    (base / "pause").write_text("0.05")
+    other = submit(store, base, "other", gpus=2)
+    with worker(store, base, "cpu,cpu"):
+        under_way(store, other)
+        client.cancel(other.id, store=store)
+        assert ended(store, other).state is JobState.CANCELLED
+        until(lambda: not list(base.glob(".other*")))
+
+
+def test_a_killed_worker_beside_another_one(store: Store, base: Path, alone: dict[str, bytes]) -> None:
+    """Members may belong to several workers. If the one that leads is killed as a whole, the others publish."""
+    (base / "pause").write_text("0.15")
+    job = submit(store, base, "both", gpus="all")
+    with worker(store, base, "cpu") as first, worker(store, base, "cpu") as second:
+        under_way(store, job)
+        lead = store.jobs.get(job.id).worker
+        (pid,) = [info.pid for info in store.workers.live() if info.id == lead]
+        (first if first.pid == pid else second).kill()
+        until(lambda: store.jobs.get(job.id).worker != lead)
+        (base / "pause").write_text("0")
+        done = ended(store, job)
+    assert (done.state, done.attempt) == (JobState.SUCCEEDED, 1), done.error
+    assert files(base / "both") == alone
