@@ -206,16 +206,17 @@ class Staging:
             synced.result()
         return manifest
 
-    def adopt(self) -> None:
+    def adopt(self, *, last: bool = False) -> None:
         """Take over finished shards, the newest attempt's first. Damaged shards and shards of another basis are redone,
-        and so are all shards if the model carries state between them.
+        and so are all shards if the model carries state between them. If publication follows, this is the `last` time:
+        the shards need no sheets here then, since a later attempt finds them where they are now.
         """
         sheets = list(self._sheets_found())
         self.begun_again = next((shard.carries for shard, _ in sheets if shard.carries is not None), None)
         for shard, source in sheets if self.begun_again is None else ():
             if shard.index not in self.done:
                 try:
-                    self._take(shard, source)
+                    self._take(shard, source, lasting=not last)
                 except (ValueError, FileNotFoundError, NotRegular):
                     continue  # damaged, or removed by its attempt, so it is written again
 
@@ -233,7 +234,7 @@ class Staging:
                 else:
                     yield shard, self._root / sheets.name.replace("shards", "attempt", 1)
 
-    def _take(self, shard: Shard, source: Path) -> None:
+    def _take(self, shard: Shard, source: Path, *, lasting: bool) -> None:
         for entry in shard.files:
             own = self._folder / entry.name
             if source != self._folder:
@@ -242,7 +243,7 @@ class Staging:
                 own.unlink()
                 raise ValueError("its bytes differ from what was written")
             self._unsynced.add(entry.name)  # it may have been the unsynced last shard of a killed attempt
-        if source != self._folder:
+        if source != self._folder and lasting:
             sync_path(self._folder)
             self._files.write_sheet(shard)
         self.done[shard.index] = shard

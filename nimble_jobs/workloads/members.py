@@ -66,6 +66,8 @@ class Part:
             if claims[0].suspect:  # nothing else may fail with it
                 return
             claims = self._patiently(lambda _now: self._context.store.shards.claim(self._job, suspects=False))
+            if not claims and (copied := self._copy()) is not None:
+                claims = [copied]
 
     def run(self, scoring: Scoring, feed: Callable[[], Feed]) -> dict[str, Any]:
         """Score shards until all are done, in rounds: a new one, with a new `feed`, begins if shards are open again or
@@ -110,7 +112,7 @@ class Part:
         """Take over all members' shards for publication. The records of shards that have failed are bad records."""
         if staging.finished is not None:  # another one published, and died before it could say so
             return
-        self._context.patience.through(staging.adopt)
+        self._context.patience.through(lambda: staging.adopt(last=True))
         for claim, error in self._patiently(lambda _now: self._context.store.shards.failed(self._job)):
             if claim.index not in staging.done:
                 why = f"its shard {claim.index} failed: {error}"
