@@ -23,8 +23,11 @@ PATIENCE_S = 60
 
 
 @pytest.fixture
-def home(url: str | None) -> Iterator[Path]:
-    """A state folder. All processes read its database from its configuration."""
+def home(url: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state folder. All processes read its database from its configuration: the one that others are forked from
+    keeps the environment of the first test.
+    """
+    monkeypatch.delenv("NIMBLE_JOBS_DB", raising=False)
     with samples.folder_in_memory() as folder:
         home = resolve(folder)
         if url is not None:
