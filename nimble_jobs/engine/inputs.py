@@ -90,9 +90,10 @@ def _recorded(
         )
         drawn = torch.randn(shape, generator=generator, device=device)
         values = centre + width * (drawn * scale)
-        return (
-            values.to(kind) if kind.is_floating_point else values.round().clamp(usual.low, usual.high).long().to(kind)
-        )
+        if kind.is_floating_point:
+            most = torch.finfo(kind).max  # records of float16 may lie close to what it can hold
+            return values.clamp(-most, most).to(kind)
+        return values.round().clamp(usual.low, usual.high).long().to(kind)
     fits = kind is not torch.bool and torch.iinfo(kind).min <= usual.low and usual.high <= torch.iinfo(kind).max
     whole = kind if fits and scale == 1.0 else torch.int64
     values = torch.randint(usual.low, usual.high + 1, shape, generator=generator, device=device, dtype=whole)

@@ -171,6 +171,13 @@ def test_random_records_can_be_scored(transform: tuple[TransformSpec, tuple[int,
         assert bool(torch.isfinite(made(steps, stored)).all())
 
 
+def test_random_numbers_near_the_ends_of_their_type_stay_finite() -> None:
+    """Normal numbers around 65,000, of which float16 holds those up to 65,504."""
+    steps = Preprocess(shape=(1000,), dtype="float16", result=(1000,), layout="hw", scale=0.001, mean=(65.0,))
+    drawn = draw((2, 1000), torch.float16, steps.usual, generator=torch.Generator().manual_seed(3))
+    assert 60_000 < float(drawn.min()) < float(drawn.max()) == 65_504
+
+
 def test_random_bytes_are_all_bytes() -> None:
     """Checks see dark, bright, and even images."""
     steps = Preprocess(shape=(64, 64, 3), dtype="uint8", result=(3, 64, 64), layout="hwc", scale=1 / 255)
