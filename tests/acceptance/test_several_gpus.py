@@ -122,14 +122,21 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """The store of a worker with two devices, for all tests that leave it as it is."""
+    folder = tmp_path_factory.mktemp("running")
+    with open_store(resolve(str(folder / "home"))) as store, worker(store, folder, "cpu,cpu"):
+        until(lambda: len(store.workers.live()) == 2)
+        yield store
+
+
+@pytest.fixture(scope="module")
+def alone(running: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What one device publishes."""
     base = prepare(tmp_path_factory.mktemp("alone"))
-    with open_store(resolve(str(base / "home"))) as store:
-        job = submit(store, base, "alone")
-        with worker(store, base, "cpu"):
-            (done,) = client.wait([job.id], store=store, timeout_s=60)
-        assert done.state is JobState.SUCCEEDED, done.error
+    done = ended(running, submit(running, base, "alone"))
+    assert done.state is JobState.SUCCEEDED, done.error
+    assert running.shards.members(done.id) == []
     return files(base / "alone")
 
 
@@ -169,17 +176,22 @@ def ended(store: Store, job: Job, timeout_s: float = 60.0) -> Job:
     return done
 
 
-def test_two_devices_publish_what_one_publishes(store: Store, base: Path, alone: dict[str, bytes]) -> None:
+def only_with_all(config: pytest.Config) -> None:
+    """A case whose like is always tested."""
+    if not config.getoption("--all"):
+        pytest.skip("needs --all")
+
+
+def test_two_devices_publish_what_one_publishes(running: Store, base: Path, alone: dict[str, bytes]) -> None:
     """Both take a part of the shards, and the output is equal byte for byte. Nothing is left beside it."""
     (base / "pause").write_text("0.1")
-    job = submit(store, base, "both", gpus=2)
-    with worker(store, base, "cpu,cpu"):
-        under_way(store, job)
-        (base / "pause").write_text("0")
-        done = ended(store, job)
+    job = submit(running, base, "both", gpus=2)
+    under_way(running, job)
+    (base / "pause").write_text("0")
+    done = ended(running, job)
     assert done.state is JobState.SUCCEEDED, done.error
     assert files(base / "both") == alone
-    members = store.shards.members(job.id)
+    members = running.shards.members(job.id)
     assert sum(member.records_done for member in members) == RECORDS
     assert len([member for member in members if member.records_done]) == 2
     assert (done.records_done, done.records_total, done.records_bad, done.attempt) == (RECORDS, RECORDS, 0, 1)
@@ -187,8 +199,12 @@ def test_two_devices_publish_what_one_publishes(store: Store, base: Path, alone:
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_one_that_is_killed(store: Store, base: Path, alone: dict[str, bytes], leads: bool) -> None:
+def test_one_that_is_killed(
+    store: Store, base: Path, alone: dict[str, bytes], leads: bool, pytestconfig: pytest.Config
+) -> None:
     """The others take its shards over within the same attempt, also from the one that led the job."""
+    if not leads:
+        only_with_all(pytestconfig)
     (base / "pause").write_text("0.05")
     job = submit(store, base, "both", gpus="all")
     with worker(store, base, "cpu,cpu") as process:
@@ -205,8 +221,12 @@ def test_one_that_is_killed(store: Store, base: Path, alone: dict[str, bytes], l
 
 
 @pytest.mark.parametrize("leads", [True, False])
-def test_one_that_is_stopped(store: Store, base: Path, alone: dict[str, bytes], leads: bool) -> None:
+def test_one_that_is_stopped(
+    store: Store, base: Path, alone: dict[str, bytes], leads: bool, pytestconfig: pytest.Config
+) -> None:
     """The other one makes copies of its shards. If it leads, its process is ended after run.stall."""
+    if leads:
+        only_with_all(pytestconfig)
     (base / "pause").write_text("0.05")
     job = submit(store, base, "both", gpus=2, stall="3s")
     with worker(store, base, "cpu,cpu") as process:
@@ -231,24 +251,32 @@ def test_one_whose_device_faults(store: Store, base: Path, alone: dict[str, byte
     assert files(base / "both") == alone
 
 
-def test_a_model_that_raises(store: Store, base: Path) -> None:
+def test_a_model_that_raises(running: Store, base: Path) -> None:
     """The job fails at once with the error, whichever member met it, and nothing stays beside the output."""
     (base / "do-always-205").touch()
-    job = submit(store, base, "both", gpus=2)
-    with worker(store, base, "cpu,cpu"):
-        done = ended(store, job)
-        until(lambda: not list(base.glob(".both*")))
+    job = submit(running, base, "both", gpus=2)
+    done = ended(running, job)
+    until(lambda: not list(base.glob(".both*")))
     assert (done.state, done.attempt) == (JobState.FAILED, 1)
     assert "record 205 is odd" in str(done.error)
 
 
-@pytest.mark.parametrize("devices", ["cpu", "cpu,cpu"])
-def test_a_shard_that_fails_alone(store: Store, base: Path, alone: dict[str, bytes], devices: str) -> None:
+def test_a_shard_that_fails_alone_on_the_only_device(
+    store: Store, base: Path, alone: dict[str, bytes], pytestconfig: pytest.Config
+) -> None:
+    only_with_all(pytestconfig)
+    with worker(store, base, "cpu"):
+        check_a_shard_that_fails_alone(store, base, alone)
+
+
+def test_a_shard_that_fails_alone(running: Store, base: Path, alone: dict[str, bytes]) -> None:
+    check_a_shard_that_fails_alone(running, base, alone)
+
+
+def check_a_shard_that_fails_alone(store: Store, base: Path, alone: dict[str, bytes]) -> None:
     """After three failures its records are bad records with the error, and all other shards are as ever."""
     (base / "do-always-205").touch()
-    job = submit(store, base, "both", gpus=2, max_failed_shards=1)
-    with worker(store, base, devices):
-        done = ended(store, job)
+    done = ended(store, submit(store, base, "both", gpus=2, max_failed_shards=1))
     assert done.state is JobState.SUCCEEDED, done.error
     assert (done.records_done, done.records_bad) == (RECORDS, SHARD)
     published = files(base / "both")
@@ -258,21 +286,20 @@ def test_a_shard_that_fails_alone(store: Store, base: Path, alone: dict[str, byt
     assert published == {name: data for name, data in alone.items() if not name.startswith("part-00020")}
 
 
-def test_too_many_bad_records_of_all_members(store: Store, base: Path) -> None:
+def test_too_many_bad_records_of_all_members(running: Store, base: Path) -> None:
     """The threshold counts what all members found."""
     x = np.load(base / "x.npy")
     x[[13, 113, 213, 313], 1] = np.nan
     np.save(base / "x.npy", x)
-    tolerant, strict = (submit(store, base, n, gpus=2, error_threshold=t) for n, t in (("ok", 0.01), ("no", 0.0075)))
-    with worker(store, base, "cpu,cpu"):
-        done, failed = ended(store, tolerant), ended(store, strict)
+    tolerant, strict = (submit(running, base, n, gpus=2, error_threshold=t) for n, t in (("ok", 0.01), ("no", 0.0075)))
+    done, failed = ended(running, tolerant), ended(running, strict)
     assert (done.state, done.records_bad) == (JobState.SUCCEEDED, 4), done.error
     assert failed.state is JobState.FAILED
     assert "more than run.error_threshold 0.0075 allows" in str(failed.error)
 
 
-def test_cancel_and_drain(store: Store, base: Path, alone: dict[str, bytes]) -> None:
-    """SIGTERM gives the job back with all of its shards, one device goes on; a cancelled job ends for all members."""
+def test_drain(store: Store, base: Path, alone: dict[str, bytes]) -> None:
+    """SIGTERM gives the job back with all of its shards, and one device goes on."""
     (base / "pause").write_text("0.05")
     job = submit(store, base, "both", gpus=2)
     with worker(store, base, "cpu,cpu") as process:
@@ -287,13 +314,16 @@ def test_cancel_and_drain(store: Store, base: Path, alone: dict[str, bytes]) -> 
         done = ended(store, job)
     assert (done.state, done.records_done) == (JobState.SUCCEEDED, RECORDS), done.error
     assert files(base / "both") == alone
+
+
+def test_cancel(running: Store, base: Path) -> None:
+    """A cancelled job ends for all members."""
     (base / "pause").write_text("0.05")
-    other = submit(store, base, "other", gpus=2)
-    with worker(store, base, "cpu,cpu"):
-        under_way(store, other)
-        client.cancel(other.id, store=store)
-        assert ended(store, other).state is JobState.CANCELLED
-        until(lambda: not list(base.glob(".other*")))
+    job = submit(running, base, "both", gpus=2)
+    under_way(running, job)
+    client.cancel(job.id, store=running)
+    assert ended(running, job).state is JobState.CANCELLED
+    until(lambda: not list(base.glob(".both*")))
 
 
 def test_a_killed_worker_beside_another_one(store: Store, base: Path, alone: dict[str, bytes]) -> None:
