@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ FAULTS = "NIMBLE_JOBS_FAULT_ROUNDS"
 TIMERS = "NIMBLE_JOBS_TIMER_ROUNDS"
 TROUBLE = "NIMBLE_JOBS_TROUBLE_S"
 _LONGEST = {"test_fault_rounds", "test_training_kill_rounds", "test_a_worker_runs_what_the_files_say"}
+_WAITING = {"acceptance", "browser"}  # folders of tests that mostly wait for processes
 _SERVERS = pytest.StashKey[list[prefork.Server]]()
 _RESTING = pytest.StashKey[int]()
 
@@ -90,14 +92,35 @@ def _leave_to_rest(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let each test process begin with one of the longest: at the end the others would wait for it."""
+    """Let each test process begin with one of the longest, for which the others would wait at the end. Give each a share
+    of the files whose tests mostly wait, and each at another time: side by side they leave the cores idle.
+
+    pytest-xdist gives each process a run of consecutive tests to begin with, all runs of about one length.
+    """
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    if processes == 1:
+        return
     longest = [item for item in items if item.name in _LONGEST][:processes]
-    others = [item for item in items if item not in longest]
-    share = -(-len(items) // processes)
-    for process, item in enumerate(longest):
-        others.insert(process * share, item)
-    items[:] = others
+    waiting: dict[Path, list[pytest.Item]] = {}
+    others: list[pytest.Item] = []
+    for item in items:
+        if item in longest:
+            continue
+        if item.path.parent.name in _WAITING:
+            waiting.setdefault(item.path, []).append(item)
+        else:
+            others.append(item)
+    shares: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    for tests in sorted(waiting.values(), key=len, reverse=True):
+        min(shares, key=len).extend(tests)
+    ordered: list[pytest.Item] = []
+    for process, share in enumerate(shares):
+        first = longest[process : process + 1]
+        length = (len(items) - len(ordered)) // (processes - process)
+        own = [others.pop(0) for _ in range(min(len(others), length - len(first) - len(share)))]
+        at = len(own) * process // (2 * processes)
+        ordered += [*first, *own[:at], *share, *own[at:]]
+    items[:] = ordered + others
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
