@@ -92,9 +92,9 @@ def _leave_to_rest(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let each test process begin with one of the longest, for which the others would wait at the end. Give each a share
-    of the files whose tests mostly wait, and each at another time: side by side they leave the cores idle.
+    """Let each test process begin with one of the longest, for which the others would wait at the end.
 
+    Give each a share of the files whose tests mostly wait, at another time: side by side they leave the cores idle.
     pytest-xdist gives each process a run of consecutive tests to begin with, all runs of about one length.
     """
     processes = getattr(config, "workerinput", {}).get("workercount", 1)
