@@ -229,7 +229,7 @@ def test_nothing_stays_beside_the_output(store: Store, start: Start, tmp_path: P
         until(lambda: noted(tmp_path))
         client.cancel(job.id, store=store, now=end == "cancelled now")
     if end == "while queued":
-        until(lambda: store.jobs.get(job.id).state is JobState.QUEUED and store.jobs.get(job.id).attempt)
+        until(lambda: (now := store.jobs.get(job.id)).state is JobState.QUEUED and now.attempt)
         assert (tmp_path / f".fake.{job.id}").exists()
         client.cancel(job.id, store=store)
     (done,) = ended(store, job)
