@@ -137,6 +137,14 @@ class DeviceFault(EngineError):
     ends_process = True
 
 
+class RankLost(NimbleError, RuntimeError):
+    """A process of a training on several devices is gone, or no longer answers."""
+
+    exit_code = 100
+    retryable = True
+    ends_process = True  # what the others wait for on the device may never come
+
+
 class StoreError(NimbleError, RuntimeError):
     """The state folder or its database cannot be used."""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 FORMAT_VERSION = 5
 COMPILERS = frozenset({"inductor", "epilogues", "max-autotune"})  # of `Schedule.kernels`; others are operators
+ALL_REDUCE = "nimble_jobs.all_reduce_.default"  # the task that sums a tensor over all ranks of a training
 
 
 class BufferKind(StrEnum):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.engine import fused_convolutions  # noqa: F401  # programs name its operators
+from nimble_jobs.engine import collectives, fused_convolutions  # noqa: F401  # programs name their operators
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.errors import CannotRecord, EngineError
 from nimble_jobs.schedule import Arg, Special, View

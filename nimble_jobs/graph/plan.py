@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nimble_jobs.errors import UsageError
 from nimble_jobs.graph.bounds import critical_path, width
 from nimble_jobs.graph.check import check_concurrency, check_order
+from nimble_jobs.graph.collectives import beside, collectives
 from nimble_jobs.graph.dag import Dag, build_dag
 from nimble_jobs.graph.matching import maximum_matching
 from nimble_jobs.graph.pause import collector_paused
@@ -26,12 +27,13 @@ class Analysis:
     sharing: Sharing  # chains strung together on streams
     width: int
     width_exact: bool  # else `width` is an upper bound
+    collectives: tuple[int, ...] = ()  # tasks that wait for other ranks; few streams are not made to wait with them
 
     @classmethod
     @collector_paused()
     def of(cls, program: Program) -> Analysis:
         """Analyse a recorded program."""
-        return cls.of_dag(build_dag(program))
+        return replace(cls.of_dag(build_dag(program)), collectives=collectives(program))
 
     @classmethod
     def of_dag(cls, dag: Dag) -> Analysis:
@@ -57,14 +59,23 @@ class Analysis:
             check_concurrency(self.meg, plan)
         else:
             order, stream_of = cap(self.meg, self.matching, max_streams, durations_us)
+            stream_of = beside(stream_of, self.collectives) if self.collectives else stream_of
             plan = Plan(order=order, stream_of=stream_of, syncs=fewest_syncs(self.meg, order, stream_of))
         check_order(self.dag, plan)
         return plan, self._facts(plan, durations_us)
 
     def single_stream(self, durations_us: Sequence[float] | None = None) -> tuple[Plan, GraphFacts]:
-        """A plan with every task on one stream, in program order. The facts still say what the graph would allow."""
+        """A plan with every task on one stream, in program order. The facts still say what the graph would allow.
+
+        Collectives have a second stream, so that the first one goes on while they wait for other ranks.
+        """
         _check_arguments(self.dag, None, durations_us)
-        plan = Plan(order=tuple(range(self.dag.n)), stream_of=(0,) * self.dag.n, syncs=())
+        order, stream_of = tuple(range(self.dag.n)), (0,) * self.dag.n
+        plan = Plan(order=order, stream_of=stream_of, syncs=())
+        if self.collectives:
+            stream_of = beside(stream_of, self.collectives)
+            plan = Plan(order=order, stream_of=stream_of, syncs=fewest_syncs(self.meg, order, stream_of))
+            check_order(self.dag, plan)
         return plan, self._facts(plan, durations_us)
 
     def _facts(self, plan: Plan, durations_us: Sequence[float] | None) -> GraphFacts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from nimble_jobs.errors import DeviceFault, DiskTrouble, JobFailed, NimbleError, OutOfMemory
+from nimble_jobs.errors import DeviceFault, DiskTrouble, JobFailed, NimbleError, OutOfMemory, RankLost
 from nimble_jobs.patience import is_trouble
 
 # Messages of CUDA, cuBLAS and cuDNN about faults after which every later call of the process fails too.
@@ -28,7 +28,7 @@ _NO_MEMORY = ("out of memory", "can't allocate memory", "cublas_status_alloc_fai
 def explain(error: BaseException, device: str) -> NimbleError:
     """The error to store with the job. After a DeviceFault this process must not run another job on `device`."""
     for cause in _chain(error):
-        if isinstance(cause, DeviceFault | OutOfMemory):
+        if isinstance(cause, DeviceFault | OutOfMemory | RankLost):
             return cause
         if fault := _device_error(cause):
             return fault

@@ -25,8 +25,10 @@ from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_c
 from nimble_jobs.planner.search.search import Search
 from nimble_jobs.planner.search.summary import Summary, table
 from nimble_jobs.planner.step.eager import EagerStep, TrainingStep
-from nimble_jobs.planner.step.live import LiveStep
+from nimble_jobs.planner.step.joint import capture_jointly
+from nimble_jobs.planner.step.live import Capturable, LiveStep
 from nimble_jobs.planner.step.optimizer import Tensors
+from nimble_jobs.planner.step.reduction import Peers
 from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest
 from nimble_jobs.planner.step.target import StepTarget
 from nimble_jobs.schedule import Schedule
@@ -44,8 +46,17 @@ class CapturedStep:
 
     fallback: str | None = None
 
-    def __init__(self, live: LiveStep, instances: Mapping[Role, Instance], schedules: Mapping[Role, Schedule]) -> None:
+    def __init__(
+        self,
+        live: LiveStep,
+        instances: Mapping[Role, Instance],
+        schedules: Mapping[Role, Schedule],
+        programs: Mapping[Role, Capturable],
+    ) -> None:
+        """`programs` are what the instances were captured from."""
         self._eager = live.eager
+        # With ranks, the instances rehearse: others take their place once all ranks are there.
+        self._rehearsed = None if live.request.ranks is None else (live, dict(programs))
         self._instances = dict(instances)
         self._inputs = dict(live.inputs)
         self.schedule: Schedule | None = schedules[Role.UPDATE]
@@ -80,6 +91,8 @@ class CapturedStep:
     def run(self, x: torch.Tensor, y: torch.Tensor, lr: float, last_of_accumulation: bool = True) -> None:
         if not self._instances:
             raise EngineError("the training step is closed")
+        if self._rehearsed is not None:
+            raise EngineError("the training step has not joined the other ranks")
         update = last_of_accumulation or Role.ACCUMULATE not in self._instances
         if x.shape != self._inputs["x"].shape or y.shape != self._inputs["y"].shape:
             self._eager.run(x, y, lr, last_of_accumulation)
@@ -92,6 +105,22 @@ class CapturedStep:
         instance = self._instances[Role.UPDATE if update else Role.ACCUMULATE]
         instance.replay()
         self._latest, self._updated = instance, instance if update else self._updated
+
+    def weigh(self, share: float) -> None:
+        self._eager.weigh(share)
+
+    def sit_out(self, lr: float, last_of_accumulation: bool = True) -> None:
+        self._eager.sit_out(lr, last_of_accumulation)
+        self._latest = None
+        self._updated = None if last_of_accumulation else self._updated
+
+    def join(self, peers: Peers) -> None:
+        assert self._rehearsed is not None
+        live, programs = self._rehearsed
+        self.close()
+        with restoring_state(live.eager.arithmetic.objective, live.device), torch.inference_mode(False):
+            self._instances = capture_jointly(live, programs, peers)
+        self._rehearsed = None
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         self._places.check()
@@ -179,7 +208,8 @@ class _Build:
             live.eager.instead_of(schedules)
             step = live.eager
         else:
-            step = CapturedStep(live, captured.instances, schedules)
+            programs = {role: (each.recording, each.plan, each.memory) for role, each in found.programs.items()}
+            step = CapturedStep(live, captured.instances, schedules, programs)
         return Fresh(value=step, storables=tuple(storables.values()), close=step.close)
 
     def _against_eager(self, found: Found, instance: Instance, eager_us: float) -> Contest | None:

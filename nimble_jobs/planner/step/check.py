@@ -40,6 +40,7 @@ from nimble_jobs.planner.step.compare import (
     unit_roundoff,
 )
 from nimble_jobs.planner.step.eager import EagerStep, state_of_step
+from nimble_jobs.planner.step.reduction import TURN, WEIGHT
 
 _STEPS_BEFORE = 10.0  # that Adam's bias corrections are to see
 _HALVINGS = 24
@@ -49,6 +50,7 @@ _UPDATES = 3  # one after another
 _SAMPLES = 3  # of what rounding does to a course
 _ROUNDINGS = 16.0  # of weights and input at once, in place of those of every operator
 _SHARE_MOVED = 0.02  # of the weights' size, by each of them
+_NO_SLOTS = {"@lr", "@scaler.scale", "@scaler.growth_tracker", WEIGHT, TURN}
 _MOVES = 0.1  # share of a batch's mean in the running mean, by default
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -72,7 +74,7 @@ def check_step(
     live = {n: t for n, t in state_of_step(arithmetic, inputs).items() if n not in ("@x", "@y")}
     arithmetic.optimizer.lr.fill_(1.0)
     examples = copies(inputs)
-    fresh = partial(_fresh, examples, numbers_for(arithmetic.objective.module))
+    fresh = partial(fresh_batch, examples, numbers_for(arithmetic.objective.module))
     worst = 0.0
     lr = 0.0
     for turn in range(verify.ROUNDS):
@@ -264,7 +266,7 @@ def _noise(
 
 def _slots(live: Tensors) -> list[str]:
     """Names of the optimizer's tensors."""
-    return [n for n in live if n.startswith("@") and n not in ("@lr", "@scaler.scale", "@scaler.growth_tracker")]
+    return [n for n in live if n.startswith("@") and n not in _NO_SLOTS]
 
 
 def _compare_states(
@@ -327,7 +329,7 @@ def _kind(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _fresh(examples: Tensors, below: Below, seed: int, turn: int) -> Batch:
+def fresh_batch(examples: Tensors, below: Below, seed: int, turn: int) -> Batch:
     """A batch like the example's: noise for floating types, integers and targets of the example in another order.
 
     Of rows that hold several inputs each input is drawn alone; `turn` selects the shape of the masks in them.

@@ -18,8 +18,10 @@ from nimble_jobs.engine.state import state_of, writable
 from nimble_jobs.engine.step import differentiate
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.planner.keys.roles import Role
+from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.step.counters import Counters
 from nimble_jobs.planner.step.optimizer import Optimizer, Tensors, Update, laid_out_as, load_state
+from nimble_jobs.planner.step.reduction import Peers, Reduction
 from nimble_jobs.planner.step.request import StepRequest
 from nimble_jobs.schedule import Schedule
 
@@ -50,6 +52,19 @@ class TrainingStep(Protocol):
     @property
     def grad_norm(self) -> torch.Tensor | None:
         """Norm of all gradients at the last update, before they were clipped; None if nothing is clipped."""
+
+    def weigh(self, share: float) -> None:
+        """Say which share of the next batch's records is this rank's. Without other ranks it is not asked."""
+
+    def sit_out(self, lr: float, last_of_accumulation: bool = True) -> None:
+        """Take part in a batch of which this rank has no records, and whose weight is therefore 0."""
+
+    def join(self, peers: Peers) -> None:
+        """Train together with the other ranks from now on. All ranks call this, inside `collectives.together`.
+
+        Raises CheckFailed or EngineError on all ranks if
+        what was captured does not do what eager does, and RankLost.
+        """
 
     def run(self, x: torch.Tensor, y: torch.Tensor, lr: float, last_of_accumulation: bool = True) -> None:
         """Launch one batch on the current stream; with `last_of_accumulation` also the update.
@@ -129,6 +144,7 @@ class Arithmetic:
         self.counters = Counters(request.module)
         self._masked = isinstance(request.module, Packed) and any(p.is_flags for p in request.module.layout.parts)
         self._share = 1.0 / request.accumulate
+        self.reduction = None if request.ranks is None else Reduction(request.ranks, request.module, device)
         self._hides_gradients: bool | None = None
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -160,11 +176,21 @@ class Arithmetic:
     def seed(self, loss: torch.Tensor) -> torch.Tensor:
         """The gradient of the loss that the backward pass starts from."""
         scale = self.optimizer.scale
+        if self.reduction is not None:
+            weight = self.reduction.weight * self._share
+            return weight if scale is None else scale * weight
         return torch.full_like(loss, self._share) if scale is None else scale * self._share
 
     def gradients(self, loss: torch.Tensor, seed: torch.Tensor, *, accumulate: bool = True) -> dict[str, torch.Tensor]:
         """Gradients of the parameters that the loss depends on; `accumulate` as in `engine.step.differentiate`."""
         return differentiate({"loss": loss}, self.parameters, {"loss": seed}, accumulate=accumulate)
+
+    def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Run a batch forward and backward, to learn which parameters get a gradient."""
+        with torch.enable_grad():
+            (loss, _), _ = self.forward(self.objective, x, y)
+        assert self.reduction is not None
+        self.reduction.arrange({n: self.parameters[n] for n in self.gradients(loss, self.seed(loss.detach()))})
 
     def hides_gradients(self, x: torch.Tensor, y: torch.Tensor) -> bool:
         """Whether some gradients show only where autograd accumulates them, as behind reentrant checkpoints.
@@ -185,6 +211,12 @@ class Arithmetic:
         return self._hides_gradients
 
     @torch.no_grad()
+    def figures(self, loss: torch.Tensor, correct: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss, without its gradient, and number of records classified right, of the batches of all ranks."""
+        loss = loss.detach()
+        return (loss, correct) if self.reduction is None else self.reduction.figures(loss, correct)
+
+    @torch.no_grad()
     def finish(self, found: Tensors, *, update: bool) -> Update | None:
         """Accumulate gradients if that is asked for, and update the weights."""
         gradients = {n: laid_out_as(g, self.parameters[n]) for n, g in found.items()}
@@ -196,7 +228,8 @@ class Arithmetic:
                 return None
             gradients = {n: t for n, t in self.accumulated.items() if n in self._given}
             self._given.clear()
-        done = self.optimizer.apply(gradients)
+        summed = gradients if self.reduction is None else self.reduction.gradients(gradients)
+        done = self.optimizer.apply(summed, apart=self.reduction is not None)
         if self.accumulated:
             zero_(list(gradients.values()))
         return done
@@ -207,6 +240,7 @@ def state_of_step(arithmetic: Arithmetic, inputs: Mapping[str, torch.Tensor]) ->
     return {
         **arithmetic.tensors,
         **{f"@{name}": tensor for name, tensor in arithmetic.state().items()},
+        **({} if arithmetic.reduction is None else arithmetic.reduction.state()),
         "@lr": arithmetic.optimizer.lr,
         **{f"@{name}": tensor for name, tensor in inputs.items()},
     }
@@ -238,6 +272,16 @@ class EagerStep:
         """Say that these schedules were measured to be slower."""
         self.schedule, self.schedules = schedules[Role.UPDATE], dict(schedules)
 
+    def weigh(self, share: float) -> None:
+        assert self.arithmetic.reduction is not None
+        self.arithmetic.reduction.weight.fill_(share)
+
+    def join(self, peers: Peers) -> None:
+        """The order in which gradients are summed is learnt from a batch of the example's."""
+        arithmetic = self.arithmetic
+        with restoring_state(arithmetic.objective, self.loss.device):
+            arithmetic.learn(*self._inputs.values())
+
     def run(self, x: torch.Tensor, y: torch.Tensor, lr: float, last_of_accumulation: bool = True) -> None:
         self.arithmetic.optimizer.lr.fill_(lr)
         self.run_with(self.arithmetic.objective, x, y, update=last_of_accumulation or not self._accumulates)
@@ -246,15 +290,31 @@ class EagerStep:
         """One batch through `objective`, at the learning rate that is set."""
         x, y = (given.to(static.device) for given, static in zip((x, y), self._inputs.values(), strict=True))
         with torch.enable_grad():
-            (loss, self.correct), counters = self.arithmetic.forward(objective, x, y)
+            (loss, correct), counters = self.arithmetic.forward(objective, x, y)
         if counters:
             add_(counters, 1)
         found = self.arithmetic.gradients(loss, self.arithmetic.seed(loss.detach()))
-        self.loss = loss.detach()
+        self._finish(found, loss, correct, update=update)
+
+    def sit_out(self, lr: float, last_of_accumulation: bool = True) -> None:
+        """Take part in a batch of which this rank has no records. The weight of its share must be 0."""
+        arithmetic = self.arithmetic
+        assert arithmetic.reduction is not None
+        arithmetic.optimizer.lr.fill_(lr)
+        with arithmetic.counters.apart() as counters:
+            if counters:
+                add_(counters, 1)
+        nothing = {name: torch.zeros_like(arithmetic.parameters[name]) for name in arithmetic.reduction.names}
+        loss, correct = torch.zeros_like(self.loss), torch.zeros_like(self.correct)
+        self._finish(nothing, loss, correct, update=last_of_accumulation or not self._accumulates)
+
+    def _finish(self, found: Tensors, loss: torch.Tensor, correct: torch.Tensor, *, update: bool) -> None:
         done = self.arithmetic.finish(found, update=update)
         if done is not None:
             self.grad_norm = done.grad_norm
             self.found_inf = done.found_inf if done.found_inf is not None else self.found_inf
+        # After the gradients, which a schedule sums while the backward pass still runs.
+        self.loss, self.correct = self.arithmetic.figures(loss, correct)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self.arithmetic.state()

@@ -64,12 +64,12 @@ class Optimizer:
             if slot != "step":
                 self.slots[slot] = {n: laid_out_as(t, self._parameters[n]) for n, t in tensors.items()}
 
-    def apply(self, gradients: Tensors) -> Update:
+    def apply(self, gradients: Tensors, *, apart: bool = False) -> Update:
         """Update the parameters that have a gradient, in place; gradients are overwritten.
 
-        Skipped if loss scaling finds one that is not finite.
+        `apart` says that no two of them overlap. Skipped if loss scaling finds one that is not finite.
         """
-        gradients = _apart(gradients)
+        gradients = gradients if apart else _apart(gradients)
         given = list(gradients.values())
         found_inf = None
         if self.scale is not None:

@@ -154,7 +154,7 @@ def _loaded(
                 instance.close()
             live.use("given")
             raise
-    return CapturedStep(live, instances, schedules)
+    return CapturedStep(live, instances, schedules, programs)
 
 
 def _program(live: LiveStep, source: Source, role: Role, material: Material) -> Capturable:

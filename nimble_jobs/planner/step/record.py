@@ -20,6 +20,7 @@ from nimble_jobs.engine.recompute import draw_once
 from nimble_jobs.engine.record import Recording, held, module_names, recorder_for, refusing
 from nimble_jobs.engine.recorder import Recorder
 from nimble_jobs.errors import CannotRecord
+from nimble_jobs.graph.collectives import hoisted
 from nimble_jobs.graph.split import split_convolutions
 from nimble_jobs.planner.sources.source import Kernels
 from nimble_jobs.planner.step.eager import Arithmetic, state_of_step
@@ -57,7 +58,7 @@ def record_step(
         found = _recorded(
             arithmetic, inputs, device, objective, compiled=compiled, update=update, accumulate=accumulate
         )
-        split = replace(found, program=split_convolutions(found.program))
+        split = replace(found, program=hoisted(split_convolutions(found.program)))
         return with_own_depthwise(split, device, like=like) if compiled else split
 
 
@@ -119,7 +120,8 @@ def _watched(
     recorder.path = ["update"]
     with recorder:
         done = arithmetic.finish(found, update=update)
-        outputs = {"loss": loss.detach(), "correct": correct}
+        whole_loss, whole_correct = arithmetic.figures(loss, correct)
+        outputs = {"loss": whole_loss, "correct": whole_correct}
         if done is not None and done.found_inf is not None:
             outputs["found_inf"] = done.found_inf
         if done is not None and done.grad_norm is not None:

@@ -56,6 +56,18 @@ class Shared:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """How several processes, each with a device, train one model: each takes an equal share of every batch."""
+
+    count: int
+    bucket_bytes: int = 25 << 20  # of gradients that are summed together, unless one alone is larger
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise UsageError(f"ranks: found {self.count}; expected at least 2")
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepRequest:
     """One training step: forward, loss, backward, clipping, optimizer."""
 
@@ -71,6 +83,7 @@ class StepRequest:
     options: BuildOptions = field(default_factory=BuildOptions)
     tolerance: float | None = None  # relative norm against eager; None: the default of the dtype
     only: Source | None = None  # what an interrupted training began with: others would give other bits
+    ranks: Ranks | None = None  # None: this process alone; otherwise x and y are one rank's share
     shared: Shared | None = None  # with the steps of batches of other shapes; None: there is one shape
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from nimble_jobs.errors import EngineError
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.step.build import TrainingStep
 from nimble_jobs.planner.step.optimizer import Tensors
+from nimble_jobs.planner.step.reduction import Peers
 from nimble_jobs.schedule import Schedule
 
 
@@ -61,6 +62,17 @@ class SeveralSteps:
         self._last = step
         if last_of_accumulation:
             self._updated = step
+
+    def weigh(self, share: float) -> None:
+        for step in self.steps:
+            step.weigh(share)
+
+    def sit_out(self, lr: float, last_of_accumulation: bool = True) -> None:
+        self._last.sit_out(lr, last_of_accumulation)
+
+    def join(self, peers: Peers) -> None:
+        for step in self.steps:
+            step.join(peers)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         for step in self.steps[1:]:

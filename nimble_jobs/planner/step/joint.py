@@ -1,0 +1,102 @@
+"""Captures a training step together with the other ranks, and checks that its replays sum over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.device import seed as seed_all
+from nimble_jobs.engine.device import synchronize
+from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
+from nimble_jobs.planner.keys.roles import Role
+from nimble_jobs.planner.module.limits import numbers_for
+from nimble_jobs.planner.step.check import fresh_batch
+from nimble_jobs.planner.step.compare import compare, copies, put
+from nimble_jobs.planner.step.live import Capturable, LiveStep
+from nimble_jobs.planner.step.reduction import Peers
+
+_RATE = 1e-2  # of the update that is compared
+_SEED = 17
+
+
+def capture_jointly(live: LiveStep, programs: Mapping[Role, Capturable], peers: Peers) -> dict[Role, Instance]:
+    """Capture and check all programs. Every rank runs the same collectives, whatever it finds.
+
+    The values are then as they were at first. Raises EngineError or CheckFailed on all ranks, OutOfMemory, RankLost.
+    """
+    reduction = live.eager.arithmetic.reduction
+    assert reduction is not None
+    reduction.weight.fill_(1.0 / reduction.count)
+    instances: dict[Role, Instance] = {}
+    try:
+        failure = ""
+        try:
+            instances = live.capture(programs)
+        except OutOfMemory:
+            raise
+        except EngineError as e:  # the other ranks' captures fail for the same reason
+            failure = str(e)
+        _agree(failure, peers)
+        _agree(_disagreement(live, instances, peers), peers)
+    except BaseException:
+        for instance in instances.values():
+            instance.close()
+        raise
+    finally:
+        live.restore()
+    return instances
+
+
+def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """A number for each tensor's bits: equal for equal tensors, and nearly always different otherwise."""
+    return {name: _digest(tensor.detach()) for name, tensor in tensors.items() if tensor.is_floating_point()}
+
+
+def differing(found: list[dict[str, int]]) -> str | None:
+    """The first tensor whose digest is not the same on all ranks; None if there is none."""
+    return next((name for name in found[0] if any(other.get(name) != found[0][name] for other in found[1:])), None)
+
+
+def _disagreement(live: LiveStep, instances: Mapping[Role, Instance], peers: Peers) -> str:
+    """Train on batches of this rank's own, in eager and replayed; what is wrong with the replay, or nothing."""
+    eager, inputs, device = live.eager, live.inputs, live.device
+    state = {name: t for name, t in live.state().items() if name not in ("@x", "@y")}
+    below, rank = numbers_for(eager.arithmetic.objective.module), peers.rank
+    batches = [fresh_batch(copies(inputs), below, _SEED + peers.count * i + rank, i) for i in range(len(instances))]
+    before = copies(state)
+    eager.arithmetic.optimizer.lr.fill_(_RATE)
+    rated = copies(state)
+    seed_all(_SEED + rank, device)
+    losses = []
+    for i, (x, y) in enumerate(batches):
+        eager.run_with(eager.arithmetic.objective, x, y, update=i == len(batches) - 1)
+        losses.append(eager.loss.clone())
+    put(state, rated)
+    seed_all(_SEED + rank, device)
+    failure = ""
+    for (x, y), instance, loss in zip(batches, instances.values(), losses, strict=True):
+        inputs["x"].copy_(x)
+        inputs["y"].copy_(y)
+        instance.replay()
+        synchronize(device)
+        try:
+            compare("loss of all ranks", instance.outputs["loss"], loss, live.tolerance, 0.0)
+        except CheckFailed as e:
+            failure = failure or str(e)
+    apart = differing(peers.gather(digests(state)))
+    put(state, before)
+    return failure or (f"after an update, {apart!r} is not the same on all ranks" if apart is not None else "")
+
+
+def _agree(failure: str, peers: Peers) -> None:
+    """Raises CheckFailed on all ranks if there is a failure on one."""
+    for rank, text in enumerate(peers.gather(failure)):
+        if text:
+            raise CheckFailed(f"rank {rank}: {text}")
+
+
+def _digest(tensor: torch.Tensor) -> int:
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int(tensor.contiguous().view(bits).sum(dtype=torch.int64))
