@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import shlex
 import sys
+import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests import postgres, prefork, shared_dialect
 
@@ -41,8 +43,10 @@ _WAITING = {"acceptance", "browser"}  # folders of tests that mostly wait for pr
 _SERVERS = pytest.StashKey[list[prefork.Server]]()
 _RESTING = pytest.StashKey[int]()
 
-settings.register_profile("quick", max_examples=50)
-settings.register_profile("all", max_examples=100)
+# Examples may take their time on busy cores. `--all` looks for new ones; without it, they are the same in each run.
+patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=50, derandomize=True, **patient)
+settings.register_profile("all", max_examples=100, **patient)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -129,7 +133,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before each test; the one before may have imported a compiler."""
+    """Before each test: it draws the same random numbers in each run. The one before may have imported a compiler."""
+    seed = zlib.crc32(item.nodeid.encode())
+    random.seed(seed)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.manual_seed(seed)
     if len(sys.modules) > item.config.stash[_RESTING] + 100:
         _leave_to_rest(item.config)
 

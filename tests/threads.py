@@ -16,6 +16,7 @@ from nimble_jobs.schedule import BufferKind, Program, Sync
 
 PATIENCE_S = 60.0  # after which a wait is taken for a deadlock
 _NONE: Mapping[int, float] = MappingProxyType({})
+_NO_HOLD: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(kw_only=True)
@@ -25,7 +26,7 @@ class Run:
     env: Env
     finished: dict[int, threading.Event]
     delays_s: Mapping[int, float]
-    hold: tuple[int, int] | None
+    hold: Mapping[int, int]
     order: list[int] = field(default_factory=list)  # of the tasks, as they ended
     failures: list[BaseException] = field(default_factory=list)
 
@@ -48,7 +49,7 @@ class Run:
                 event.set()
 
     def await_turn(self, step: Step) -> None:
-        others = [self.hold[1]] if self.hold is not None and step.task == self.hold[0] else []
+        others = [self.hold[step.task]] if step.task in self.hold else []
         for task in (*step.waits, *others):
             if not self.finished[task].wait(PATIENCE_S):
                 raise TimeoutError(f"task {task} does not end")
@@ -57,12 +58,12 @@ class Run:
 
 
 def run_by_threads(
-    bound: Bound, *, delays_s: Mapping[int, float] = _NONE, hold: tuple[int, int] | None = None
+    bound: Bound, *, delays_s: Mapping[int, float] = _NONE, hold: Mapping[int, int] = _NO_HOLD
 ) -> tuple[dict[str, torch.Tensor], list[int]]:
     """The outputs, and the tasks in the order in which they ended.
 
-    A task starts `delays_s` late; with `hold` the first task of the pair starts once the second has ended. A buffer
-    that is let go of is overwritten at once, as by whoever is given its bytes next. Raises what the first thread did.
+    A task starts `delays_s` late, and a task in `hold` once the one that is named there has ended. A buffer that is let
+    go of is overwritten at once, as by whoever is given its bytes next. Raises what the first thread did.
     """
     finished = {step.task: threading.Event() for step in bound.steps}
     run = Run(env=dict(bound.fixed), finished=finished, delays_s=delays_s, hold=hold)

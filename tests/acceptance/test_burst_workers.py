@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from worker_processes import until
 
 from nimble_jobs import client
 from nimble_jobs.job import Job, JobState
@@ -21,6 +20,7 @@ from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from tests import postgres, prefork
 from tests.cli import Cli
+from tests.waiting import PATIENCE_S, until
 
 COMMAND = str(Path(sys.executable).with_name("nimble-jobs"))
 SLURM = {
@@ -205,7 +205,7 @@ def test_time_is_counted(store: Store, tmp_path: Path) -> None:
     """`worker start` in the foreground ends at its `--max-time`."""
     began = time.monotonic()
     words = [sys.executable, COMMAND, "--home", str(store.home), "worker", "start", "--device", "cpu"]
-    done = prefork.run([*words, "--max-time", "3s"], capture_output=True, text=True, timeout=60)
+    done = prefork.run([*words, "--max-time", "3s"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout) == (0, "")
     assert "its time is over" in done.stderr
-    assert 3.0 <= time.monotonic() - began < 30.0
+    assert time.monotonic() - began >= 3.0

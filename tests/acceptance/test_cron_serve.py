@@ -12,11 +12,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from worker_processes import Start, until
+from worker_processes import Start
 
 from nimble_jobs.store import Store, Tick, WorkerInfo
 from nimble_jobs.store.home import DATABASE
 from tests.timers import HOUR, add
+from tests.waiting import until
 
 COMMAND = """
 import sys

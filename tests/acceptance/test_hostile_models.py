@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from worker_fakes import submit
-from worker_processes import Start, ended, until
+from worker_processes import Start, ended
 
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
+from tests.waiting import until
 
 FORKS = """
 import multiprocessing, os, subprocess, sys, time

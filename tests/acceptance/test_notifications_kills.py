@@ -17,7 +17,7 @@ from typing import Any
 
 import notifying
 import worker_fakes
-from worker_processes import Start, ended, until
+from worker_processes import Start, ended
 
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store
@@ -26,6 +26,7 @@ from nimble_jobs.store.notices import NoticeState
 from tests import prefork
 from tests.configured import configure
 from tests.receiver import Message, receiving
+from tests.waiting import until
 
 KILLS = 4 * int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from worker_fakes import submit
-from worker_processes import Start, child_of, ended, until
+from worker_processes import Start, child_of, ended
 
 from nimble_jobs.job import JobState
 from nimble_jobs.metrics import Gpus
@@ -20,6 +20,7 @@ from tests import prefork
 from tests.collector import collecting
 from tests.configured import configure
 from tests.metrics import NoDriver, counters, parsed, scraped, value
+from tests.waiting import until
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 

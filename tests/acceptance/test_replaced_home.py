@@ -18,12 +18,13 @@ from pathlib import Path
 import pytest
 from faults import environment
 from worker_fakes import submit
-from worker_processes import Start, ended, noted, until
+from worker_processes import Start, ended, noted
 
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import DATABASE, MARKER, resolve
 from tests import prefork
+from tests.waiting import until
 
 
 @contextmanager

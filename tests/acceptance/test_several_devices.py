@@ -10,11 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 from worker_fakes import submit
-from worker_processes import Start, ended, noted, until
+from worker_processes import Start, ended, noted
 
 from nimble_jobs import client, control
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, Wanted
+from tests.waiting import PATIENCE_S, until
 
 
 def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -39,7 +40,7 @@ def test_two_devices_work_at_the_same_time(store: Store, start: Start, tmp_path:
     (tmp_path / "gate").touch()
     assert [job.state for job in ended(store, *jobs)] == [JobState.SUCCEEDED] * 2
     assert noted(tmp_path, "a")[0][1] != noted(tmp_path, "b")[0][1]
-    assert worker.wait(timeout=30) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize("how", ["die", "fault"])
@@ -64,7 +65,7 @@ def test_sigterm_gives_all_jobs_back(store: Store, start: Start, tmp_path: Path)
     worker = start(device="cpu,cpu")
     until(lambda: noted(tmp_path, "a") and noted(tmp_path, "b"))
     worker.terminate()
-    assert worker.wait(timeout=10) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
     for job in jobs:
         assert store.jobs.get(job.id).state is JobState.QUEUED
         assert [a.outcome for a in store.jobs.attempts(job.id)] == ["requeued"]
@@ -93,7 +94,7 @@ def test_orders_name_a_device(store: Store, start: Start, tmp_path: Path) -> Non
     until(lambda: [info.id for info in store.workers.live()] == [first])
     assert len(children_of(worker)) == 1
     control.ask(store, Wanted.DRAIN, [first])
-    assert worker.wait(timeout=10) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
 
 
 def test_stopping_one_device_stops_its_worker(store: Store, start: Start) -> None:
@@ -101,7 +102,7 @@ def test_stopping_one_device_stops_its_worker(store: Store, start: Start) -> Non
     worker = start(device="cpu,cpu")
     first, second = ready(store, 2)
     assert [info.id for info in client.stop_workers([second], store=store)] == [first, second]
-    assert worker.wait(timeout=5) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
 
 
 def test_a_device_that_is_not_there_beside_one_that_is(store: Store, start: Start, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from worker_processes import until
 
 from nimble_jobs import client
 from nimble_jobs import spec as specs
@@ -25,6 +24,7 @@ from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import DATABASE, resolve
 from tests import prefork
 from tests.store_samples import queued
+from tests.waiting import until
 
 RECORDS, SHARD = 400, 10
 MODEL = """\

@@ -8,10 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 from worker_fakes import submit
-from worker_processes import Start, ended, noted, until
+from worker_processes import Start, ended, noted
 
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("how", ["spin", "sleep", "stop"])

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from faults import full, locked
 from worker_fakes import submit
-from worker_processes import Start, child_of, ended, noted, until
+from worker_processes import Start, child_of, ended, noted
 
 from nimble_jobs import client
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from tests.waiting import until
 
 HELD_S = float(os.environ["NIMBLE_JOBS_TROUBLE_S"])  # how long each trouble lasts: eight seconds, or two minutes
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from worker_processes import until
 
 from tests import prefork
+from tests.waiting import until
 
 # The pool waits for its thread, as readers do; the thread waits for bytes that never come.
 MODEL = """\

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from worker_fakes import submit
-from worker_processes import Start, child_of, ended, noted, until
+from worker_processes import Start, child_of, ended, noted
 
 from nimble_jobs import control
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, Wanted
 from tests import prefork
+from tests.waiting import PATIENCE_S, until
 
 
 def cli(store: Store, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -67,7 +68,7 @@ def test_a_drained_worker_finishes_its_job_and_leaves(store: Store, start: Start
     assert (shown["status"], shown["job"], shown["phase"]) == ("draining", job.id, "run")
     (tmp_path / "gate").touch()
     assert cli(store, "worker", "drain", "--wait").returncode == 0
-    assert worker.wait(timeout=10) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
     assert [store.jobs.get(j.id).state for j in (job, other)] == [JobState.SUCCEEDED, JobState.QUEUED]
     assert [a.outcome for a in store.jobs.attempts(job.id)] == ["succeeded"]
 
@@ -112,7 +113,7 @@ def test_a_worker_that_does_not_answer(store: Store, start: Start) -> None:
         assert "has not answered yet; it obeys once it is responsive again" in said.stderr
     finally:
         os.kill(worker.pid, signal.SIGCONT)
-    assert worker.wait(timeout=10) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
 
 
 def test_those_that_start_later_are_paused_too(store: Store, start: Start, tmp_path: Path) -> None:

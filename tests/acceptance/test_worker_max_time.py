@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 from worker_fakes import submit
-from worker_processes import Start, ended, noted, until
+from worker_processes import Start, ended, noted
 
 from nimble_jobs import client
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store
+from tests.waiting import PATIENCE_S, until
 
 
 def test_jobs_go_back_when_the_time_is_over(store: Store, start: Start, tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_jobs_go_back_when_the_time_is_over(store: Store, start: Start, tmp_path
     worker = start(device="cpu,cpu", idle=60, limit=600)
     until(lambda: noted(tmp_path, "a") and noted(tmp_path, "b"))
     worker.send_signal(signal.SIGALRM)
-    assert worker.wait(timeout=30) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
     assert "its time is over; at the end of their shards: " in (tmp_path / "worker-0.log").read_text()
     for job in jobs:
         assert store.jobs.get(job.id).state is JobState.QUEUED
@@ -42,7 +43,7 @@ def test_a_worker_without_a_job_just_ends(store: Store, start: Start) -> None:
     """In time, and long before it would have been idle for too long."""
     began = time.monotonic()
     worker = start(idle=60, limit=2)
-    assert worker.wait(timeout=30) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
     assert time.monotonic() - began >= 2
     assert store.workers.live() == []
 
@@ -50,7 +51,7 @@ def test_a_worker_without_a_job_just_ends(store: Store, start: Start) -> None:
 def test_a_signal_after_the_time_is_the_first_one(store: Store, start: Start, tmp_path: Path) -> None:
     """A batch system that sends SIGTERM while the worker drains does not cut the shard short; a second one does."""
     job = submit(store, tmp_path, do="hang")
-    worker = start(limit=600, grace=60)
+    worker = start(limit=600, grace=600)
     until(lambda: noted(tmp_path))
     worker.send_signal(signal.SIGALRM)
     until(lambda: "its time is over" in (tmp_path / "worker-0.log").read_text())
@@ -58,7 +59,7 @@ def test_a_signal_after_the_time_is_the_first_one(store: Store, start: Start, tm
     time.sleep(1)
     assert worker.poll() is None
     worker.terminate()
-    assert worker.wait(timeout=10) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
     assert store.jobs.get(job.id).state is JobState.QUEUED
 
 

@@ -10,19 +10,20 @@ from pathlib import Path
 import psutil
 import pytest
 from worker_fakes import submit
-from worker_processes import Start, child_of, ended, noted, until
+from worker_processes import Start, child_of, ended, noted
 
 from nimble_jobs import client
 from nimble_jobs.errors import NotFinishedInTime, NotFound
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store
+from tests.waiting import PATIENCE_S, until
 
 
 def test_jobs_flow(store: Store, start: Start, tmp_path: Path) -> None:
     """Many small jobs run one after another in one process; an idle worker leaves with 0; the log tells the story."""
     jobs = [submit(store, tmp_path, name=f"job-{i}", do="print") for i in range(50)]
     worker = start(idle=0.5)
-    assert worker.wait(timeout=30) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
     done = ended(store, *jobs)
     assert [job.state for job in done] == [JobState.SUCCEEDED] * 50
     assert done[0].outputs == {"path": "out"}
@@ -136,7 +137,7 @@ def test_a_stopped_worker_gives_its_job_back(store: Store, start: Start, tmp_pat
     worker = start()
     until(lambda: noted(tmp_path, "a"))
     worker.send_signal(number)
-    assert worker.wait(timeout=10) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
     found = store.jobs.get(job.id)
     assert (found.state, found.attempt, found.not_before <= time.time()) == (JobState.QUEUED, 1, True)
     assert [a.outcome for a in store.jobs.attempts(job.id)] == ["requeued"]
@@ -151,7 +152,7 @@ def test_a_terminal_interrupt_reaches_everybody_and_loses_nothing(store: Store, 
     until(lambda: noted(tmp_path))
     child_of(worker).send_signal(signal.SIGINT)
     worker.send_signal(signal.SIGINT)
-    assert worker.wait(timeout=10) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
     assert [a.outcome for a in store.jobs.attempts(job.id)] == ["requeued"]
 
 
@@ -159,13 +160,13 @@ def test_a_terminal_interrupt_reaches_everybody_and_loses_nothing(store: Store, 
 def test_the_grace_period_ends(store: Store, start: Start, tmp_path: Path, second_signal: bool) -> None:
     """A job that does not stop is queued again when the grace period is over, or at a second signal."""
     job = submit(store, tmp_path, do="hang")
-    worker = start(grace=60 if second_signal else 1)
+    worker = start(grace=600 if second_signal else 1)
     until(lambda: noted(tmp_path))
     worker.terminate()
     if second_signal:
         time.sleep(0.3)
         worker.terminate()
-    assert worker.wait(timeout=10) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
     assert store.jobs.get(job.id).state is JobState.QUEUED
     assert [a.outcome for a in store.jobs.attempts(job.id)] == ["requeued"]
 
@@ -279,7 +280,7 @@ def test_children_that_never_come_up(store: Store, start: Start, tmp_path: Path)
     """After five children that died at their start the worker gives up and says how the last one ended."""
     job = submit(store, tmp_path, do="batches")
     worker = start(target="dies")
-    assert worker.wait(timeout=30) != 0
+    assert worker.wait(timeout=PATIENCE_S) != 0
     assert "5 child processes in a row died before they were ready, the last one: killed by SIGKILL" in (
         (tmp_path / "worker-0.log").read_text()
     )
@@ -290,7 +291,7 @@ def test_an_idle_worker_waits_for_a_retry(store: Store, start: Start, tmp_path: 
     """A job that waits for its next attempt keeps the worker, however short its idle time."""
     job = submit(store, tmp_path, do="die", times=1, retry_s=3.0)
     worker = start(idle=0.3)
-    assert worker.wait(timeout=30) == 0
+    assert worker.wait(timeout=PATIENCE_S) == 0
     assert store.jobs.get(job.id).state is JobState.SUCCEEDED
 
 
@@ -305,7 +306,7 @@ def test_stop_workers(store: Store, start: Start, tmp_path: Path) -> None:
         client.stop_workers(["nobody"], store=store)
     with pytest.raises(NotFinishedInTime, match=info.id):
         client.stop_workers([info.id], store=store, timeout_s=0.1)
-    assert client.stop_workers(store=store) == client.live_workers(store=store) or worker.wait(timeout=5) == 0
+    assert client.stop_workers(store=store) == client.live_workers(store=store) or worker.wait(timeout=PATIENCE_S) == 0
     assert client.live_workers(store=store) == []
     assert store.jobs.get(job.id).state is JobState.QUEUED
 

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from nimble_jobs import client
 from nimble_jobs.job import Job
 from nimble_jobs.store import Store
+from tests.waiting import PATIENCE_S
 
 Start = Callable[..., "subprocess.Popen[str]"]
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    """The first true value of `condition`."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return value
 
 
 def noted(tmp_path: Path, name: str = "fake") -> list[list[str]]:
@@ -32,7 +22,7 @@ def noted(tmp_path: Path, name: str = "fake") -> list[list[str]]:
     return [line.split(maxsplit=2) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def ended(store: Store, *jobs: Job, timeout_s: float = 30.0) -> list[Job]:
+def ended(store: Store, *jobs: Job, timeout_s: float = PATIENCE_S) -> list[Job]:
     return client.wait([job.id for job in jobs], store=store, timeout_s=timeout_s)
 
 

@@ -18,6 +18,7 @@ from nimble_jobs.store import Store, leases, open_store
 from nimble_jobs.store.home import resolve
 from tests import postgres
 from tests.store_samples import NOW, submit
+from tests.waiting import PATIENCE_S, until
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,10 @@ def homes(tmp_path: Path) -> Iterator[Homes]:
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> float:
-    """Leases of a second."""
-    for name, seconds in {"LEASE_S": 1.0, "RENEW_S": 0.1, "MARGIN_S": 0.25}.items():
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases that end soon, but not while a thread that renews them waits for a core."""
+    for name, seconds in {"LEASE_S": 4.0, "RENEW_S": 0.1, "MARGIN_S": 1.5}.items():
         monkeypatch.setattr(leases, name, seconds)
-    return 1.0
 
 
 def claimed(store: Store, worker: str, now: float = NOW) -> Job:
@@ -72,14 +72,16 @@ def test_a_worker_of_this_home_without_its_lock_is_dead_at_once(homes: Homes) ->
         assert homes.other.workers.alive(lease.id)
 
 
-def test_a_lease_is_renewed_with_what_the_worker_tells(homes: Homes, short: float) -> None:
+@pytest.mark.usefixtures("short")
+def test_a_lease_is_renewed_with_what_the_worker_tells(homes: Homes) -> None:
     """It runs for longer than it was given for, and others see news at once."""
     with homes.one.workers.hold({"role": "worker"}) as lease:
         lease.update(status="ready")
-        deadline = time.monotonic() + 2 * short
+        deadline = time.monotonic() + leases.LEASE_S
         while time.monotonic() < deadline:
             assert homes.other.workers.alive(lease.id)
             time.sleep(0.1)
+        assert homes.other.workers.alive(lease.id)
         (info,) = homes.other.workers.live()
         assert info.status == "ready"
         assert homes.one.workers.here(info)
@@ -87,7 +89,8 @@ def test_a_lease_is_renewed_with_what_the_worker_tells(homes: Homes, short: floa
         assert lease.in_place
 
 
-def test_who_was_stopped_past_the_lease_writes_nothing(homes: Homes, short: float) -> None:
+@pytest.mark.usefixtures("short")
+def test_who_was_stopped_past_the_lease_writes_nothing(homes: Homes) -> None:
     """A worker and its child that did nothing until the lease had ended: every write is refused, before and after
     another worker has taken the job, and the worker knows that it must begin anew.
     """
@@ -98,8 +101,8 @@ def test_who_was_stopped_past_the_lease_writes_nothing(homes: Homes, short: floa
         stopped = threading.Event()
         renew = lease._leases.renew if lease._leases else None
         assert renew is not None
-        lease._leases.renew = lambda *_given: stopped.wait(5)  # type: ignore[union-attr, method-assign, assignment, return-value]
-        time.sleep(short + 0.1)
+        lease._leases.renew = lambda *_given: stopped.wait(PATIENCE_S)  # type: ignore[union-attr, method-assign, assignment, return-value]
+        until(lambda: not homes.other.workers.alive(lease.id))
         with pytest.raises(LeaseLost):
             homes.one.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=NOW)
         with pytest.raises(LeaseLost):
@@ -108,10 +111,7 @@ def test_who_was_stopped_past_the_lease_writes_nothing(homes: Homes, short: floa
         lease._leases.renew = renew  # type: ignore[union-attr, method-assign]
         stopped.set()
         lease.update()
-        deadline = time.monotonic() + 10
-        while lease.in_place:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: not lease.in_place)
         with pytest.raises(LeaseLost):
             homes.one.jobs.event("late", "written after the lease", now=NOW)
     assert "late" not in {event.kind for event in homes.other.jobs.events()}
@@ -131,16 +131,17 @@ def test_an_attempt_is_fenced_without_any_clock(homes: Homes) -> None:
         assert homes.one.jobs.fail(stale.id, stale.attempt, error="late", retry=True, now=NOW) is None
 
 
-def test_a_child_ends_before_the_lease_does(homes: Homes, short: float) -> None:
+@pytest.mark.usefixtures("short")
+def test_a_child_ends_before_the_lease_does(homes: Homes) -> None:
     """A child process that follows a lease which is not renewed is told with time to spare."""
     keeper = homes.one.workers._leases
     assert keeper is not None
     keeper.begin("1-gone", homes.one.home, {})
-    told = threading.Event()
-    homes.other.workers.follow("1-gone", told.set)
+    left_s: list[float] = []
+    homes.other.workers.follow("1-gone", lambda: left_s.append(keeper.left_s("1-gone")))
     homes.other.jobs.event("early", "written while the lease runs", now=NOW)
-    assert told.wait(10)
-    assert 0 < keeper.left_s("1-gone") < 2 * leases.MARGIN_S
+    until(lambda: left_s)
+    assert 0 < left_s[0] < 2 * leases.MARGIN_S
     with pytest.raises(LeaseLost):
         homes.other.jobs.event("late", "written at its end", now=NOW)
 
@@ -149,9 +150,9 @@ def test_rows_of_workers_that_are_long_gone_are_removed(homes: Homes) -> None:
     """Ids are kept for a day after the end, so that the table does not grow for ever."""
     keeper = homes.one.workers._leases
     assert keeper is not None
-    for worker, until in {"0-old": "lease_until - 90000", "0-new": "lease_until - 3600"}.items():
+    for worker, ends in {"0-old": "lease_until - 90000", "0-new": "lease_until - 3600"}.items():
         keeper.begin(worker, homes.one.home, {})
-        change = text(f"UPDATE workers SET lease_until = {until} WHERE id = :id")
+        change = text(f"UPDATE workers SET lease_until = {ends} WHERE id = :id")
         homes.one.jobs._db.write(lambda session, s=change, w=worker: session.execute(s, {"id": w}))
     homes.one.recover(NOW)
     left = homes.one.jobs._db.read(lambda session: session.execute(text("SELECT id FROM workers")).scalars().all())

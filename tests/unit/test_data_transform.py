@@ -37,11 +37,11 @@ def test_resizing_is_pillows_bilinear_with_antialiasing(old: tuple[int, int], ne
 
 
 def test_resizing_many_small_images_takes_a_blink() -> None:
-    """1,797 images of 8x8 become 32x32 with three channels in well under a second."""
+    """1,797 images of 8x8 become 32x32 with three channels in well under a second of a core."""
     x = np.random.default_rng(0).integers(0, 17, size=(1797, 8, 8), dtype=np.uint8)
-    start = time.perf_counter()
+    start = time.process_time()
     assert run(x, resize=(32, 32), channels=3).shape == (1797, 3, 32, 32)
-    assert time.perf_counter() - start < 0.8
+    assert time.process_time() - start < 0.8
 
 
 @pytest.mark.parametrize(

@@ -148,6 +148,6 @@ def test_any_template(text: str) -> None:
 )
 def test_hostile_sizes(text: str) -> None:
     """No megabyte of anything takes long, overflows the stack or fills the memory."""
-    start = time.perf_counter()
+    start = time.process_time()
     accept(text)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
