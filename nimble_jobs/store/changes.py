@@ -9,11 +9,12 @@ from sqlalchemy import CursorResult, Delete, Executable, Update
 from sqlalchemy.orm import Session
 
 AT_ONCE = 1000  # ids in one statement: SQLite takes 32,766 values
+AS_IT_IS = {"synchronize_session": False}  # execution options: the session holds none of the changed rows
 
 
 def changed(session: Session, statement: Update | Delete) -> int:
     """Execute, and return the number of changed rows."""
-    result = session.execute(statement, execution_options={"synchronize_session": False})
+    result = session.execute(statement, execution_options=AS_IT_IS)
     assert isinstance(result, CursorResult)
     return result.rowcount
 

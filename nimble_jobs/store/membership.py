@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Unpack
 
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from nimble_jobs.job import Job
+from nimble_jobs.job import Job, JobState
 from nimble_jobs.store.changes import changed, run
 from nimble_jobs.store.claims import Progress, progress_columns
 from nimble_jobs.store.database import Database
@@ -16,6 +16,7 @@ from nimble_jobs.store.jobs import Jobs
 from nimble_jobs.store.records import dump_kinds
 from nimble_jobs.store.shard_tables import MemberRow
 from nimble_jobs.store.shards import Shards
+from nimble_jobs.store.tables import JobRow
 from nimble_jobs.store.transitions import ATTEMPT_CHANGED, MINE_CHANGED, held
 
 _COUNTED = ("records_done", "records_bad")  # which finished shards add to, of all members
@@ -27,6 +28,7 @@ class Membership:
     def __init__(self, database: Database, jobs: Jobs, shards: Shards, job: Job) -> None:
         self._db, self._jobs, self._shards, self._job = database, jobs, shards, job
         self._held: set[int] = set()
+        self._phase: str | None = None  # as it is stored
         self.overtaken = False  # others have finished all shards that it holds
 
     def holds(self, indexes: Collection[int]) -> None:
@@ -39,8 +41,21 @@ class Membership:
         self._held = set() if indexes is None else self._held - set(indexes)
 
     def progress(self, job_id: str, attempt: int, **progress: Unpack[Progress]) -> bool:
-        """As `Jobs.progress`, but counts of records come from finished shards."""
-        return self._db.write(lambda session: self._report(session, job_id, attempt, progress))
+        """As `Jobs.progress`, but counts of records come from finished shards.
+
+        A member that does not lead writes nothing but a new phase: a thousand of them would wait for each other.
+        """
+        phase = progress.get("phase")
+        if phase in (None, self._phase):
+            query = select(JobRow.worker).where(
+                JobRow.id == job_id, JobRow.attempt == attempt, JobRow.state == JobState.RUNNING.value
+            )
+            leader = self._db.read(lambda session: session.scalar(query))
+            if leader != self._job.worker:
+                return leader is not None
+        reported = self._db.write(lambda session: self._report(session, job_id, attempt, progress))
+        self._phase = phase or self._phase
+        return reported
 
     def progress_soon(self, job_id: str, attempt: int, **progress: Unpack[Progress]) -> None:
         """As `progress`, with the next transaction."""

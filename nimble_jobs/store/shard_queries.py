@@ -32,6 +32,20 @@ class ShardQueries:
         query = select(ShardRow.state, func.count()).where(ShardRow.job == job.id).group_by(ShardRow.state)
         return ShardCounts(**dict(self._db.read(lambda session: session.execute(query).all())))
 
+    def unfinished(self, job: Job) -> tuple[bool, bool]:
+        """Whether shards of the job are open, and whether members work on some."""
+        first = [
+            select(ShardRow.index).where(ShardRow.job == job.id, ShardRow.state == state).limit(1).scalar_subquery()
+            for state in ("open", "running")
+        ]
+        is_open, is_running = self._db.read(lambda session: session.execute(select(*first)).one())
+        return is_open is not None, is_running is not None
+
+    def records_left(self, job: Job) -> int:
+        """Records of all shards that are not finished."""
+        query = select(JobRow.records_total - JobRow.records_done).where(JobRow.id == job.id)
+        return self._db.read(lambda session: session.scalar(query)) or 0
+
     def failed(self, job: Job) -> list[tuple[ShardClaim, str]]:
         """The shards that have failed for good, each with its last error."""
         query = select(ShardRow).where(ShardRow.job == job.id, ShardRow.state == "failed").order_by(ShardRow.index)
@@ -46,17 +60,13 @@ class ShardQueries:
 
     def in_flight(self, job: Job) -> list[InFlight]:
         """The shards that members work on."""
-        query = select(ShardRow).where(ShardRow.job == job.id, ShardRow.state == "running").order_by(ShardRow.index)
-
-        def work(session: Session) -> list[InFlight]:
-            return [
-                InFlight(
-                    index=row.index, records=row.stop - row.start, worker=str(row.worker), copied=row.second is not None
-                )
-                for row in session.scalars(query)
-            ]
-
-        return self._db.read(work)
+        columns = (ShardRow.index, ShardRow.stop - ShardRow.start, ShardRow.worker, ShardRow.second)
+        query = select(*columns).where(ShardRow.job == job.id, ShardRow.state == "running").order_by(ShardRow.index)
+        rows = self._db.read(lambda session: session.execute(query).all())
+        return [
+            InFlight(index=index, records=records, worker=str(worker), copied=second is not None)
+            for index, records, worker, second in rows
+        ]
 
     def members(self, job_id: str, attempt: int | None = None) -> list[Member]:
         """The members of a job's attempt, by default of its newest one, in the order in which they joined."""

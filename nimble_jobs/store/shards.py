@@ -10,15 +10,29 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any
+from functools import partial
 
-from sqlalchemy import ColumnElement, case, delete, func, insert, select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import FencedOut
 from nimble_jobs.job import Job, JobState, ShardClaim
-from nimble_jobs.store.changes import changed
-from nimble_jobs.store.records import job_record, load_object
+from nimble_jobs.store.changes import AS_IT_IS, changed
+from nimble_jobs.store.records import job_record
+from nimble_jobs.store.shard_changes import (
+    active,
+    drop_from,
+    enter,
+    first_active,
+    give_up,
+    hopeless,
+    is_active,
+    me,
+    release,
+    reset,
+    take,
+    tolerated,
+)
 from nimble_jobs.store.shard_queries import ShardQueries, wanting
 from nimble_jobs.store.shard_tables import MemberRow, ShardRow
 from nimble_jobs.store.tables import JobRow
@@ -26,7 +40,7 @@ from nimble_jobs.store.transitions import held, owns, record_event
 
 _AHEAD = 4  # a claim takes this share of what each member has left on average, so that none holds many at the end
 _MOST = 32  # shards in a claim
-_ROWS = 1000  # rows in one statement
+_AT_ONCE = 5000  # shards that one transaction opens; other writers wait meanwhile
 
 
 class Left(StrEnum):
@@ -49,35 +63,26 @@ class Shards(ShardQueries):
     ) -> None:
         """The leading member opens the shards that are not `done`, so that others may join. `bounds`: where each shard
         begins and ends; `bad`: bad records in those done. Raises FencedOut.
+
+        Rows are written in many transactions, so that other jobs go on meanwhile. The last one lets others join.
         """
+
+        for first in range(0, max(1, len(bounds)), _AT_ONCE):
+            piece = range(first, min(first + _AT_ONCE, len(bounds)))
+            self._db.write(partial(reset, job=job, bounds=bounds, piece=piece, done=done))
+        records = sum(stop - start for index, (start, stop) in enumerate(bounds) if index in done)
 
         def work(session: Session) -> None:
             if not owns(session, job.id, job.attempt):
                 raise FencedOut
-            mine = ShardRow.job == job.id
-            earlier = select(ShardRow.index, ShardRow.failures, ShardRow.state, ShardRow.error).where(mine)
-            before = {
-                index: (failures, state, error) for index, failures, state, error in session.execute(earlier).all()
-            }
-            changed(session, delete(ShardRow).where(mine))
-            rows: list[dict[str, Any]] = []
-            given_up = 0
-            for index, (start, stop) in enumerate(bounds):
-                failures, state, error = before.get(index, (0, "open", None))
-                state = "done" if index in done else "failed" if state == "failed" else "open"
-                given_up += stop - start if state == "failed" else 0
-                facts = {"state": state, "attempt": 0, "failures": failures, "error": error}
-                rows.append({"job": job.id, "index": index, "start": start, "stop": stop, **facts})
-            for first in range(0, len(rows), _ROWS):
-                session.execute(insert(ShardRow), rows[first : first + _ROWS])
-            records = sum(stop - start for index, (start, stop) in enumerate(bounds) if index in done)
+            given_up = drop_from(session, job.id, len(bounds))
             counts = {
                 "records_done": records + given_up,
                 "records_bad": bad + given_up,
                 "records_total": bounds[-1][1] if bounds else 0,
             }
             changed(session, update(JobRow).where(JobRow.id == job.id).values(**counts))
-            _enter(session, job.id, job.attempt, str(job.worker), device, now)
+            enter(session, job.id, job.attempt, str(job.worker), device, now)
 
         self._db.write(work)
 
@@ -95,7 +100,7 @@ class Shards(ShardQueries):
             row = session.scalar(select(JobRow).where(JobRow.id == found).with_for_update())
             if row is None or row.state != JobState.RUNNING.value:
                 return None
-            _enter(session, row.id, row.attempt, worker, device, now)
+            enter(session, row.id, row.attempt, worker, device, now)
             text = f"{device} (worker {worker}) joins"
             record_event(session, "member", text, now=now, job=row.id, attempt=row.attempt)
             return replace(job_record(row), worker=worker, joined=True)
@@ -112,21 +117,18 @@ class Shards(ShardQueries):
         def work(session: Session) -> list[ShardClaim]:
             if not owns(session, job.id, job.attempt):
                 raise FencedOut
-            is_open = [ShardRow.job == job.id, ShardRow.state == "open"]
-            if not suspects:
-                is_open.append(ShardRow.failures == 0)
-            left = session.scalar(select(func.count()).where(*is_open)) or 0
-            most = min(_MOST, math.ceil(left / (_AHEAD * max(1, len(_active(session, job))))))
-            query = select(ShardRow).where(*is_open).order_by(ShardRow.failures, ShardRow.index).limit(max(1, most))
-            rows = list(session.scalars(query))
-            rows = rows[:1] if rows and rows[0].failures else [row for row in rows if not row.failures]
-            for row in rows:
-                row.state, row.worker, row.second, row.attempt = "running", str(job.worker), None, row.attempt + 1
-            claims = [
-                ShardClaim(index=row.index, start=row.start, stop=row.stop, suspect=row.failures > 0) for row in rows
-            ]
-            session.flush()
-            return sorted(claims, key=lambda claim: claim.index)
+            is_open = (ShardRow.job == job.id, ShardRow.state == "open")
+            sound = (*is_open, ShardRow.failures == 0)
+            members = max(1, active(session, job))
+            some = select(ShardRow.index).where(*(is_open if suspects else sound)).order_by(ShardRow.index)
+            enough = some.limit(_MOST * _AHEAD * members).subquery()  # in order, since the others may all lie in front
+            left = session.scalar(select(func.count()).select_from(enough)) or 0
+            most = max(1, math.ceil(left / (_AHEAD * members)))
+            claims = take(session, job, select(ShardRow.index).where(*sound).order_by(ShardRow.index).limit(most))
+            if not claims and suspects:
+                suspect = select(ShardRow.index).where(*is_open).order_by(ShardRow.failures, ShardRow.index).limit(1)
+                claims = take(session, job, suspect)
+            return claims
 
         return self._db.write(work)
 
@@ -153,22 +155,23 @@ class Shards(ShardQueries):
         """
 
         def work(session: Session) -> int:
-            row = held(session, job.id, job.attempt)
-            if row is None:
+            if not owns(session, job.id, job.attempt):
                 raise FencedOut
-            this = (ShardRow.job == job.id, ShardRow.index == index)
-            unfinished = ShardRow.state.in_(("open", "running"))
+            unfinished = (ShardRow.job == job.id, ShardRow.index == index, ShardRow.state.in_(("open", "running")))
             values = {"state": "done", "worker": str(job.worker), "second": None, "sha256": sha256, "error": None}
-            if changed(session, update(ShardRow).where(*this, unfinished).values(**values)):
-                start, stop = session.execute(select(ShardRow.start, ShardRow.stop).where(*this)).one()
-                row.records_done += stop - start
-                row.records_bad += bad
-                done = MemberRow.records_done + (stop - start)
-                changed(session, update(MemberRow).where(*_me(job)).values(records_done=done, moved_at=now))
+            first = update(ShardRow).where(*unfinished).values(**values)
+            bounds = session.execute(first.returning(ShardRow.start, ShardRow.stop), execution_options=AS_IT_IS)
+            if (found := bounds.one_or_none()) is not None:
+                records = found.stop - found.start
+                counts = {"records_done": JobRow.records_done + records, "records_bad": JobRow.records_bad + bad}
+                changed(session, update(JobRow).where(JobRow.id == job.id).values(**counts))
+                done = MemberRow.records_done + records
+                changed(session, update(MemberRow).where(*me(job)).values(records_done=done, moved_at=now))
             lost = select(func.sum(ShardRow.stop - ShardRow.start)).where(
                 ShardRow.job == job.id, ShardRow.state == "failed"
             )
-            return int(row.records_bad) - int(session.scalar(lost) or 0)
+            all_bad = select(JobRow.records_bad - func.coalesce(lost.scalar_subquery(), 0)).where(JobRow.id == job.id)
+            return int(session.scalar(all_bad) or 0)
 
         return self._db.write(work)
 
@@ -184,7 +187,7 @@ class Shards(ShardQueries):
 
     def release(self, job: Job) -> None:
         """The member no longer works on the shards that it holds; others may take them."""
-        self._db.write(lambda session: _release(session, job, None))
+        self._db.write(lambda session: release(session, job, None))
 
     def retire(self, job: Job, now: float) -> bool:
         """Leave, because there is nothing left to do. False if the member leads by now, and so must stay."""
@@ -193,8 +196,8 @@ class Shards(ShardQueries):
             row = held(session, job.id, job.attempt)
             if row is not None and row.worker == job.worker:
                 return False
-            _release(session, job, None)
-            changed(session, update(MemberRow).where(*_me(job)).values(left_at=now))
+            release(session, job, None)
+            changed(session, update(MemberRow).where(*me(job)).values(left_at=now))
             return True
 
         return self._db.write(work)
@@ -206,29 +209,34 @@ class Shards(ShardQueries):
         failures. If the member led the job, another one leads it from now on.
         """
 
+        return self._leave(job, now, error)
+
+    def _leave(self, job: Job, now: float, error: str | None, *, if_active: bool = False) -> Left:
+        """`if_active`: only if the member has not left yet, as when several workers find it dead."""
+
         def work(session: Session) -> Left:
             row = held(session, job.id, job.attempt)
-            if row is None:
+            if row is None or (if_active and not is_active(session, job)):
                 return Left.NOTHING
-            _release(session, job, error)
+            opened = release(session, job, error)
             gone = {"left_at": now, "failures": MemberRow.failures + int(error is not None), "error": error}
-            changed(session, update(MemberRow).where(*_me(job)).values(**gone))
+            changed(session, update(MemberRow).where(*me(job)).values(**gone))
             given_up = 0
             if error is not None:
-                given_up, failed = _give_up(session, row, now)
-                if failed > _tolerated(row):
+                given_up, failed = give_up(session, row, opened, now)
+                if failed > tolerated(row):
                     return Left.FAIL
-                if not given_up and _hopeless(session, row):
+                if not given_up and hopeless(session, row):
                     return Left.END
-            others = _active(session, job)
+            others = active(session, job)
             if not others:
                 return Left.NOTHING if row.worker != job.worker else Left.AGAIN if given_up else Left.END
             why = f": {error}" if error is not None else ""
             lead = ""
             if row.worker == job.worker:
-                row.worker = others[0].worker
-                lead = f"; {others[0].device} (worker {others[0].worker}) leads it now"
-            text = f"worker {job.worker} left the job{why}; {len(others)} go on{lead}"
+                row.worker, device = first_active(session, job)
+                lead = f"; {device} (worker {row.worker}) leads it now"
+            text = f"worker {job.worker} left the job{why}; {others:,} go on{lead}"
             record_event(session, "member", text, now=now, job=job.id, attempt=job.attempt)
             return Left.NOTHING
 
@@ -237,7 +245,7 @@ class Shards(ShardQueries):
     def recover(self, alive: Callable[[str], bool], now: float) -> None:
         """Members whose worker is gone leave their jobs; other members go on. Jobs without any are left alone."""
         query = (
-            select(MemberRow.worker, JobRow)
+            select(MemberRow.worker, JobRow.id)
             .join(JobRow, JobRow.id == MemberRow.job)
             .where(
                 JobRow.state == JobState.RUNNING.value,
@@ -245,72 +253,11 @@ class Shards(ShardQueries):
                 MemberRow.left_at.is_(None),
             )
         )
+        for worker, job in self._db.read(lambda session: session.execute(query).all()):
+            if not alive(worker):
+                self._bury(worker, job, now)
 
-        def members(session: Session) -> list[Job]:
-            return [replace(job_record(row), worker=worker) for worker, row in session.execute(query)]
-
-        for job in self._db.read(members):
-            if not alive(str(job.worker)):
-                self.leave(job, now=now, error=f"worker {job.worker} died")
-
-
-def _enter(session: Session, job: str, attempt: int, worker: str, device: str, now: float) -> None:
-    row = session.get(MemberRow, (job, attempt, worker))
-    if row is None:
-        row = MemberRow(job=job, attempt=attempt, worker=worker, records_done=0, failures=0)
-        session.add(row)
-    row.device, row.joined_at, row.moved_at, row.left_at, row.phase = device, now, now, None, None
-    session.flush()
-
-
-def _me(job: Job) -> tuple[ColumnElement[bool], ...]:
-    return MemberRow.job == job.id, MemberRow.attempt == job.attempt, MemberRow.worker == job.worker
-
-
-def _active(session: Session, job: Job) -> list[MemberRow]:
-    """The members that work on the job, the first to join first."""
-    query = select(MemberRow).where(
-        MemberRow.job == job.id, MemberRow.attempt == job.attempt, MemberRow.left_at.is_(None)
-    )
-    return list(session.scalars(query.order_by(MemberRow.joined_at, MemberRow.worker)))
-
-
-def _release(session: Session, job: Job, error: str | None) -> None:
-    """Open the shards that the member holds, or leave them to whoever works on a copy."""
-    running = (ShardRow.job == job.id, ShardRow.state == "running")
-    changed(session, update(ShardRow).where(*running, ShardRow.second == job.worker).values(second=None))
-    failed = {"failures": ShardRow.failures + 1, "error": error} if error is not None else {}
-    values = {"state": case((ShardRow.second.is_(None), "open"), else_="running"), "worker": ShardRow.second}
-    changed(
-        session, update(ShardRow).where(*running, ShardRow.worker == job.worker).values(**values, second=None, **failed)
-    )
-
-
-def _give_up(session: Session, row: JobRow, now: float) -> tuple[int, int]:
-    """Shards that failed too often have failed for good. Returns how many now, and how many have altogether."""
-    query = select(ShardRow).where(
-        ShardRow.job == row.id, ShardRow.state == "open", ShardRow.failures >= row.max_attempts
-    )
-    given_up = session.scalars(query).all()
-    for shard in given_up:
-        shard.state = "failed"
-        row.records_done += shard.stop - shard.start
-        row.records_bad += shard.stop - shard.start
-        text = f"shard {shard.index} failed {shard.failures} times, the last time: {shard.error}"
-        record_event(session, "shard-failed", text, now=now, job=row.id, attempt=row.attempt)
-    session.flush()
-    failed = select(func.count()).where(ShardRow.job == row.id, ShardRow.state == "failed")
-    return len(given_up), session.scalar(failed) or 0
-
-
-def _tolerated(row: JobRow) -> int:
-    return int(load_object(row.spec).get("run", {}).get("max_failed_shards", 0))
-
-
-def _hopeless(session: Session, row: JobRow) -> bool:
-    """Whether members fail again and again, more often than they finish a shard."""
-    of_attempt = (MemberRow.job == row.id, MemberRow.attempt == row.attempt)
-    failures = int(session.scalar(select(func.sum(MemberRow.failures)).where(*of_attempt)) or 0)
-    mine = select(MemberRow.worker).where(*of_attempt)
-    done = select(func.count()).where(ShardRow.job == row.id, ShardRow.state == "done", ShardRow.worker.in_(mine))
-    return failures >= row.max_attempts and failures > (session.scalar(done) or 0)
+    def _bury(self, worker: str, job: str, now: float) -> None:
+        row = self._db.read(lambda session: session.scalar(select(JobRow).where(JobRow.id == job)))
+        if row is not None:
+            self._leave(replace(job_record(row), worker=worker), now, f"worker {worker} died", if_active=True)

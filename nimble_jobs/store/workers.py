@@ -149,6 +149,21 @@ class Workers:
             return holder is not None and not self._died_here(holder)
         return self._locked(worker_id)
 
+    def census(self) -> Callable[[str], bool]:
+        """As `alive`, for many workers: leases are read once, at the first question. Whoever had none then is asked
+        for again, so that a worker that began meanwhile is not taken for dead.
+        """
+        leases, known = self._leases, set[str]()
+        if leases is None:
+            return self.alive
+
+        def alive(worker_id: str) -> bool:
+            if not known:
+                known.update(holder.id for holder in leases.holders() if not self._died_here(holder))
+            return worker_id in known or self.alive(worker_id)
+
+        return alive
+
     def live(self, *roles: str) -> list[WorkerInfo]:
         """The processes that hold locks or leases now; if roles are given, only processes with one of them."""
         found = self._holders() if self._leases is not None else self._locks()

@@ -8,18 +8,16 @@ from typing import Any, TypeVar
 
 from nimble_jobs.data import MemberStaging, Reader, Staging
 from nimble_jobs.data.shards import Shard
-from nimble_jobs.job import ShardClaim
+from nimble_jobs.job import Member, ShardClaim
 from nimble_jobs.workloads.bad_records import enforce_threshold
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
 from nimble_jobs.workloads.cuts import Bounds, cut_claims
 from nimble_jobs.workloads.parts import Feed
 from nimble_jobs.workloads.scoring import Scoring
-from nimble_jobs.workloads.stragglers import worth_a_copy
+from nimble_jobs.workloads.stragglers import pause_s, worth_a_copy
 from nimble_jobs.workloads.waiting import go_on
 
 T = TypeVar("T")
-
-_LOOK_S = 0.1  # how often a member without work looks for shards
 
 
 class Part:
@@ -61,12 +59,13 @@ class Part:
         while claims:
             self._membership.holds([claim.index for claim in claims])
             # What a better schedule would gain, all members gain.
-            left = self._patiently(lambda _now: self._context.store.shards.counts(self._job)).open
-            yield cut_claims(claims, self._size, beyond=left * self._context.spec.output.shard_size)
+            left = self._patiently(lambda _now: self._context.store.shards.records_left(self._job))
+            mine = sum(claim.stop - claim.start for claim in claims)
+            yield cut_claims(claims, self._size, beyond=max(0, left - mine))
             if claims[0].suspect:  # nothing else may fail with it
                 return
             claims = self._patiently(lambda _now: self._context.store.shards.claim(self._job, suspects=False))
-            if not claims and (copied := self._copy()) is not None:
+            if not claims and (copied := self._copy(self._members())) is not None:
                 claims = [copied]
 
     def run(self, scoring: Scoring, feed: Callable[[], Feed]) -> dict[str, Any]:
@@ -123,24 +122,26 @@ class Part:
         """Claims for another round; none once all shards are done. Waits for other members. Raises Stopped."""
         shards = self._context.store.shards
         while True:
-            claims = self._patiently(lambda _now: shards.claim(self._job, suspects=True))
-            if claims:
+            is_open, is_running = self._patiently(lambda _now: shards.unfinished(self._job))
+            if is_open and (claims := self._patiently(lambda _now: shards.claim(self._job, suspects=True))):
                 return claims
-            counts = self._patiently(lambda _now: shards.counts(self._job))
-            if not counts.open and not counts.running:
+            if not is_open and not is_running:
                 return ()
-            copied = self._copy()
+            members = self._members()
+            copied = self._copy(members)
             if copied is not None:
                 return [copied]
             go_on(self._context)
-            time.sleep(_LOOK_S)
+            time.sleep(pause_s(len(members), leads=not self._job.joined))
 
-    def _copy(self) -> ShardClaim | None:
+    def _copy(self, members: Sequence[Member]) -> ShardClaim | None:
         shards = self._context.store.shards
         in_flight = self._patiently(lambda _now: shards.in_flight(self._job))
-        members = self._patiently(lambda _now: shards.members(self._job.id, self._job.attempt))
         index = worth_a_copy(in_flight, members, str(self._job.worker), time.time())
         return None if index is None else self._patiently(lambda now: shards.second(self._job, index, now))
+
+    def _members(self) -> Sequence[Member]:
+        return self._patiently(lambda _now: self._context.store.shards.members(self._job.id, self._job.attempt))
 
     def _finished(self, shard: Shard, digest: str) -> None:
         """A shard is written. Raises DataError if the members together found too many bad records."""

@@ -1,4 +1,4 @@
-"""Which shard of another member deserves a second copy at the end of a job, when no shard is left to claim."""
+"""At the end of a job, when no shard is left to claim: which shard of another member deserves a copy, and when."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from nimble_jobs.job import InFlight, Member
 
 OVERDUE = 2.0  # a member that takes this many times as long as its rate says counts as stopped
 SLACK_S = 1.0  # so much longer than expected is nothing
+LOOK_S = 0.1  # how often a member without work looks for shards, if it is alone
+LOOKS_PER_S = 100.0  # of all members together, if none of them has work
 
 
 def worth_a_copy(in_flight: Sequence[InFlight], members: Sequence[Member], me: str, now: float) -> int | None:
@@ -53,3 +55,8 @@ def _seconds(member: Member | None, records: int, now: float) -> float:
     if member.records_done:
         return records * (member.moved_at - member.joined_at) / member.records_done
     return now - member.joined_at
+
+
+def pause_s(members: int, *, leads: bool) -> float:
+    """Seconds until a member without work looks again. Whoever leads looks often, because it is to publish."""
+    return LOOK_S if leads else max(LOOK_S, members / LOOKS_PER_S)

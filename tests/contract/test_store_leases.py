@@ -157,3 +157,17 @@ def test_rows_of_workers_that_are_long_gone_are_removed(homes: Homes) -> None:
     homes.one.recover(NOW)
     left = homes.one.jobs._db.read(lambda session: session.execute(text("SELECT id FROM workers")).scalars().all())
     assert left == ["0-new"]
+
+
+def test_a_census_reads_all_leases_at_once(homes: Homes) -> None:
+    """A thousand members are not a thousand reads. Whoever began after it is found nevertheless."""
+    with homes.one.workers.hold({"role": "worker"}) as first:
+        alive = homes.other.workers.census()
+        assert alive(first.id)
+        with homes.one.workers.hold({"role": "worker"}) as later:
+            assert alive(later.id)
+            reads = homes.other._database.read
+            homes.other._database.read = None  # type: ignore[method-assign,assignment]
+            assert alive(first.id)
+            homes.other._database.read = reads  # type: ignore[method-assign]
+        assert not alive(later.id)
