@@ -174,6 +174,13 @@ class DiskTrouble(NimbleError, OSError):
     retryable = True
 
 
+class ObjectTrouble(NimbleError, ConnectionError):
+    """An object store does not answer right now."""
+
+    exit_code = 100
+    retryable = True
+
+
 class StateFolderRefused(StoreError, PermissionError):
     """Other users can write to the state folder, or it belongs to another user."""
 

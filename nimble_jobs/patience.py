@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from nimble_jobs.errors import StoreTrouble
+from nimble_jobs.errors import ObjectTrouble, StoreTrouble
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def passes(error: BaseException, *, begun: bool = True) -> bool:
 
 def is_trouble(error: BaseException, text: str, *, begun: bool) -> bool:
     """As `passes`, for one error without its causes. `text` is its message."""
-    if isinstance(error, StoreTrouble):
+    if isinstance(error, StoreTrouble | ObjectTrouble):
         return True
     words = _IN_WORDS.search(text) if not isinstance(error, OSError) else None
     number = error.errno if isinstance(error, OSError) else int(words[1]) if words else None

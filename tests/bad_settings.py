@@ -19,7 +19,7 @@ limits:
   grace: 30s
   patience: 2h
 queue: {aging: 30m}
-cache: {size: 50GB, build_after: 10s}
+cache: {size: 50GB, build_after: 10s, shared: /mnt/schedules}
 retention: {keep: 14d, keep_failed: 60d, per_name: 100, logs: 7d, daily: "03:30"}
 notify:
   on: [failed, missed]
@@ -116,6 +116,12 @@ BAD_SETTINGS = (
     _bad("none of a name", "retention: {per_name: 0}\n", "{file}:1: retention.per_name: found 0; expected at least 1"),
     _bad("half of a name", "retention: {per_name: 1.5}\n", "{file}:1: retention.per_name: found 1.5; expected a whole number"),
     _bad("an age that is off", "queue: {aging: off}\n", f"{{file}}:1: queue.aging: found 'off'; {_DURATION}"),
+    _bad(
+        "an address without a folder",
+        "cache: {shared: s3://bucket}\n",
+        "{file}:1: cache.shared: found 's3://bucket', which names a whole bucket; expected a folder in it: "
+        "s3://bucket/FOLDER",
+    ),
     _bad("a cache of nothing", "cache: {size: 0B}\n", "{file}:1: cache.size: found 0; expected more than 0 bytes"),
     _bad("an endpoint without a scheme", "tracing: {endpoint: 'localhost:4318'}\n", f"{{file}}:1: tracing.endpoint: found 'localhost:4318'; {_ENDPOINT}"),
     _bad("an endpoint that is a file", "tracing: {endpoint: 'file:///tmp/x'}\n", f"{{file}}:1: tracing.endpoint: found 'file:///tmp/x'; {_ENDPOINT}"),

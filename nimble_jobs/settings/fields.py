@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, WithJsonSchema
 
+from nimble_jobs.addresses import is_address, normal, problem_of
 from nimble_jobs.spec import paths
 from nimble_jobs.spec.fields import Seconds, based
 from nimble_jobs.spec.units import BadValue, format_duration, parse_bytes, show, wrong
@@ -71,6 +72,14 @@ def _folder(text: str, base: Path | None) -> str:
     return paths.absolute(text, base)
 
 
+def _place(text: str, base: Path | None) -> str:
+    if not is_address(text):
+        return _folder(text, base)
+    if problem := problem_of(text):
+        raise BadValue(*problem)
+    return normal(text)
+
+
 def _positive(seconds: float) -> float:
     """Raises BadValue for 0."""
     if seconds == 0:
@@ -113,5 +122,6 @@ Daily = Annotated[
 DatabaseAddress = Annotated[str, AfterValidator(_database)]
 Endpoint = Annotated[str, AfterValidator(_endpoint)]
 Folder = Annotated[str, based(_folder)]
+Place = Annotated[str, based(_place)]
 Limit = Annotated[Seconds, AfterValidator(_positive)]
 Host = Annotated[str, AfterValidator(_host)]

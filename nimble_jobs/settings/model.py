@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from nimble_jobs.patience import DEFAULT_LIMIT_S
-from nimble_jobs.settings.fields import Daily, DatabaseAddress, Endpoint, Folder, Host, Limit, Size, at_most
+from nimble_jobs.settings.fields import Daily, DatabaseAddress, Endpoint, Folder, Host, Limit, Place, Size, at_most
 from nimble_jobs.spec.fields import Device, Frozen, LimitOrOff, Seconds
 from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.units import BadValue, wrong
@@ -66,6 +66,11 @@ class CacheSettings(Frozen):
     """Stored schedules."""
 
     size: Size | None = Field(default=None, description="Largest size of all schedules together; null: no limit.")
+    shared: Place | None = Field(
+        default=None,
+        description="Folder, or address such as s3://BUCKET/FOLDER, for files of schedules that state folders over one "
+        "database share; null: none.",
+    )
     build_after: LimitOrOff = Field(
         default=2.0,
         description="How long a worker is idle before it builds schedules that earlier jobs missed; off: never.",

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import re
 import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from nimble_jobs.errors import Damaged, NotFound, StoreError
+from nimble_jobs.errors import Damaged, NimbleError, NotFound, StoreError
 from nimble_jobs.patience import Lent
 from nimble_jobs.store.locks import EXCLUSIVE, SHARED, Lock
+from nimble_jobs.store.shared_artifacts import SharedArtifacts
 from nimble_jobs.whole import sync_path, write_whole
+
+log = logging.getLogger(__name__)
 
 _NAME = re.compile("[0-9a-f]{64}")
 # Errors that mean that the file is damaged. After other errors, such as too many open files, it may be sound.
@@ -49,15 +53,58 @@ def check_ours(path: Path, info: os.stat_result) -> None:
 class Artifacts:
     """The `artifacts` folder. Files are mode 0600, spread over 256 folders by the first two digits."""
 
-    def __init__(self, folder: Path, patience: Lent | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        patience: Lent | None = None,
+        shared: Callable[[], SharedArtifacts | None] = lambda: None,
+    ) -> None:
+        """`shared` gives the place from which artifacts of other state folders come, if there is one."""
         self._folder = folder
         self._patience = patience or Lent()
+        self._shared = shared
 
     def put(self, data: bytes) -> str:
-        """Store the bytes durably; returns their SHA-256 in hex. Anything else under that name is replaced."""
+        """Store the bytes durably; returns their SHA-256 in hex. Anything else under that name is replaced.
+
+        They are shared too, if that works; if not, the log says so.
+        """
         name = hashlib.sha256(data).hexdigest()
         self._patience.through(lambda: self._put(name, data))
+        try:
+            if (shared := self._shared()) is not None and not shared.has(name):
+                shared.put(name, data)
+        except (NimbleError, OSError) as e:
+            log.warning("artifact %s was not shared: %s", name, e)
         return name
+
+    def fetch(self, name: str) -> bytes:
+        """As `get`; an artifact that this folder lacks is first fetched from where it is shared.
+
+        Raises NotFound, too, if what is shared is damaged or cannot be had now.
+        """
+        try:
+            return self.get(name)
+        except NotFound as missing:
+            if (data := self._fetched(name, missing)) is None:
+                raise
+        self._patience.through(lambda: self._put(name, data))
+        return data
+
+    def _fetched(self, name: str, missing: NotFound) -> bytes | None:
+        """Sound bytes from where artifacts are shared; None if they are not shared."""
+        try:
+            if (shared := self._shared()) is None:
+                return None
+            data = shared.get(name)
+            if hashlib.sha256(data).hexdigest() == name:
+                return data
+            shared.remove(name)  # whoever builds it shares it anew
+        except NotFound as e:
+            raise NotFound(f"{missing}, neither here nor where cache.shared says") from e
+        except (NimbleError, OSError) as e:
+            raise NotFound(f"{missing} here, and cannot be fetched: {e}") from e
+        raise NotFound(f"{missing} here, and the bytes that cache.shared has for it are damaged; they were removed")
 
     def _put(self, name: str, data: bytes) -> None:
         path = self._path(name)
@@ -97,6 +144,10 @@ class Artifacts:
             return self._path(name).is_file()
         except OSError:  # in a folder that we may not read
             return False
+
+    def can_have(self, name: str) -> bool:
+        """Whether there is a file of that name, here or where artifacts are shared. Raises what that place raises."""
+        return self.has(name) or ((shared := self._shared()) is not None and shared.has(name))
 
     def size(self, name: str) -> int:
         """Bytes of the file; 0 if there is no such file."""

@@ -92,7 +92,7 @@ def _written(store: Store, key: str, archive: zipfile.ZipFile) -> dict[str, Any]
     archive.writestr(f"schedules/{key}.json", stored.text)
     for ref in stored.artifacts:
         if f"artifacts/{ref.name}" not in archive.NameToInfo:
-            archive.writestr(f"artifacts/{ref.name}", store.artifacts.get(ref.name), zipfile.ZIP_STORED)
+            archive.writestr(f"artifacts/{ref.name}", store.artifacts.fetch(ref.name), zipfile.ZIP_STORED)
     return {
         "key": key,
         "parts": stored.parts,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from nimble_jobs.errors import NotFound, StoreError
+from nimble_jobs.errors import NimbleError, NotFound, StoreError
 from nimble_jobs.job import JobState
 from nimble_jobs.store.records import ScheduleState, sha256
 from nimble_jobs.store.tables import JobRow
@@ -115,7 +115,11 @@ def _schedules(store: Contents) -> Iterator[str]:
         except (StoreError, NotFound) as e:
             yield str(e)
             continue
-        missing = [ref.name for ref in stored.artifacts if not store.artifacts.has(ref.name)]
+        try:
+            missing = [ref.name for ref in stored.artifacts if not store.artifacts.can_have(ref.name)]
+        except NimbleError as e:
+            yield f"cache.shared: {e}"
+            return
         yield from (f"schedule {entry.key}: its artifact {name} is missing" for name in missing)
 
 

@@ -20,6 +20,7 @@ from nimble_jobs.store.publications import Publications
 from nimble_jobs.store.schedules import Schedules
 from nimble_jobs.store.seen import SeenFiles
 from nimble_jobs.store.shards import Shards
+from nimble_jobs.store.shared_artifacts import SharedArtifacts, open_shared
 from nimble_jobs.store.timers import Timers
 from nimble_jobs.store.wanted import WantedSchedules
 from nimble_jobs.store.worker_orders import WorkerOrders
@@ -37,6 +38,8 @@ class Contents:
         self._database = database
         self._patience = patience or Lent()
         self._settings: Watched | None = None
+        self._shared_at: str | None = None
+        self._shared_place: SharedArtifacts | None = None
         database.info[SETTINGS] = lambda: self.settings.now()
         self.jobs = Jobs(database)
         self.shards = Shards(database)
@@ -46,7 +49,7 @@ class Contents:
         self.expiry = Expiry(database)
         self.schedules = Schedules(database)
         self.wanted = WantedSchedules(database)
-        self.artifacts = Artifacts(home / "artifacts", self._patience)
+        self.artifacts = Artifacts(home / "artifacts", self._patience, self._shared)
         self.seen = SeenFiles(database)
         self.publications = Publications(database, home)
         self.builds = Builds(home / "builds", self._patience)
@@ -55,6 +58,16 @@ class Contents:
     def membership(self, job: Job) -> Membership:
         """What the member that holds this record writes while it works."""
         return Membership(self._database, self.jobs, self.shards, job)
+
+    def _shared(self) -> SharedArtifacts | None:
+        """Where `cache.shared` says that artifacts are shared. Raises DataError for an address that cannot be used."""
+        if self._database.is_sqlite:  # no other state folder has its rows
+            return None
+        place = self.settings.usable().cache.shared
+        if place != self._shared_at:
+            self._shared_place = None if place is None else open_shared(place)
+            self._shared_at = place
+        return self._shared_place
 
     @property
     def settings(self) -> Watched:

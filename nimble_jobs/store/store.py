@@ -32,6 +32,11 @@ class Store(Contents):
         """Device and inode of the open SQLite file; None for other databases."""
         return self._database.file
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other state folders may use the same database."""
+        return not self._database.is_sqlite
+
     def patient(self, patience: Patience) -> AbstractContextManager[None]:
         """Inside the block this thread waits if the store is full, locked, read-only or missing."""
         return self._patience.to(patience)

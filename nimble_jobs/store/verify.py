@@ -39,7 +39,7 @@ def verify(store: Store, entries: Sequence[ScheduleEntry], now: float) -> Iterat
                 stored = store.schedules.verified(entry.key)
                 if entry.state == ScheduleState.READY:  # the JSON of another format cannot be checked here
                     stored.load()
-                artifacts = [len(store.artifacts.get(ref.name)) for ref in stored.artifacts]
+                artifacts = [len(store.artifacts.fetch(ref.name)) for ref in stored.artifacts]
         except (Damaged, NotFound) as e:
             if entry.key not in {left.key for left in store.schedules.list()}:
                 continue  # removed meanwhile

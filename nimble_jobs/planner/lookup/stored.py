@@ -100,7 +100,8 @@ def keep(storables: Collection[Storable], store: Store) -> None:
 def read_stored(key: str, store: Store) -> Taken[Material] | Miss | Refused:
     """The schedule of a key with its artifacts.
 
-    If something is missing or damaged, the schedule is quarantined, and the answer is a miss. A schedule that failed a
+    If something is missing or damaged, the answer is a miss, and the schedule is quarantined, unless it is only missing
+    here, and other state folders use it too. A schedule that failed a
     check before is refused. No artifact is deleted while this reads them. Raises StateFolderRefused, StoreError.
     """
     store.guard()
@@ -112,7 +113,11 @@ def read_stored(key: str, store: Store) -> Taken[Material] | Miss | Refused:
             return Miss(reason=found.reason or "")
         try:
             return Taken(value=read_material(found.stored.load(), store, digest=found.stored.sha256))
-        except (Damaged, NotFound) as e:
+        except NotFound as e:
+            reason = f"the stored schedule was not used: {e}"
+            if store.is_shared:  # the state folder that built it has its files
+                return Miss(reason=reason)
+        except Damaged as e:
             reason = f"the stored schedule was not used: {e}"
     store.schedules.quarantine(key, reason, time.time(), digest=found.stored.sha256)
     return Miss(reason=reason)
@@ -123,8 +128,8 @@ def read_material(schedule: Schedule, store: Store, *, digest: str) -> Material:
     if compiles_again(schedule):
         return Material(schedule=schedule, constants={}, binaries=b"", digest=digest)
     names = {p.name for p in schedule.program.constants}
-    constants = {n: torch.frombuffer(bytearray(store.artifacts.get(n)), dtype=torch.uint8) for n in sorted(names)}
-    binaries = store.artifacts.get(schedule.binaries) if schedule.binaries is not None else b""
+    constants = {n: torch.frombuffer(bytearray(store.artifacts.fetch(n)), dtype=torch.uint8) for n in sorted(names)}
+    binaries = store.artifacts.fetch(schedule.binaries) if schedule.binaries is not None else b""
     return Material(schedule=schedule, constants=constants, binaries=binaries, digest=digest)
 
 

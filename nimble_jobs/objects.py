@@ -1,0 +1,180 @@
+"""Objects below an address such as s3://bucket/folder. The only module that knows fsspec.
+
+Each call asks the store once. An answer that did not come raises ObjectTrouble, and the caller decides whether to try
+again. Credentials are those of the environment or of the usual files; they appear in no message, and neither does text
+that the driver wrote.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from nimble_jobs.addresses import problem_of, problem_of_driver, split
+from nimble_jobs.errors import DataError, NimbleError, NotFound, ObjectTrouble
+
+# One try for each call: whoever calls repeats it, and counts.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 60}}
+}
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "ProfileNotFound")
+_UNMET = ("PreconditionFailed", "ConditionalRequestConflict")
+_NETWORK = ("aiobotocore", "aiohttp", "asyncio", "botocore", "fsspec", "gcsfs", "azure", "google", "requests", "ssl")
+
+
+class Unmet(NimbleError):
+    """The condition of a write did not hold: the object exists, or is another one by now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stat:
+    """What a store says about an object without its bytes."""
+
+    size: int  # in bytes
+    version: str  # ETag, or what the driver has in its place; "" if it has none
+
+
+class Objects:
+    """The objects below one address, by names with slashes. Threads may share one."""
+
+    def __init__(self, address: str) -> None:
+        """Asks nothing. Raises DataError for an address that cannot be used."""
+        problem = problem_of(address) or problem_of_driver(address)
+        if problem is not None:
+            raise DataError(f"{address if '@' not in address else 'address'}: {problem[0]}; expected {problem[1]}")
+        self.address = address.rstrip("/")
+        self.scheme, self._bucket, rest = split(self.address)
+        self._root = f"{self._bucket}/{rest}"
+        self._lock = threading.Lock()
+        self._driver: Any = None
+        self.troubles = 0  # answers that did not come
+
+    @property
+    def conditional(self) -> bool:
+        """Whether an object can be replaced on the condition that nobody else has replaced it."""
+        return self.scheme == "s3"
+
+    def read(self, name: str) -> bytes:
+        """All bytes of an object. Raises NotFound, ObjectTrouble, DataError."""
+        with self._asked(name) as fs:
+            return bytes(fs.cat_file(self._path(name)))
+
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Write an object, in place of any other of that name. Raises ObjectTrouble, DataError."""
+        with self._asked(name) as fs:
+            fs.pipe_file(self._path(name), bytes(data))
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write an object that does not exist. Raises Unmet if it does, ObjectTrouble, DataError.
+
+        After ObjectTrouble it may have been written or not. A store without conditional writes is asked first whether
+        the object exists, so two writers at the same moment may both succeed, and the later one's bytes stay.
+        """
+        with self._asked(name) as fs:
+            fs.pipe_file(self._path(name), data, mode="create")
+
+    def replace(self, name: str, data: bytes, version: str) -> None:
+        """Write an object in place of one of this version. Raises Unmet if that has changed, ObjectTrouble, DataError.
+
+        Where there is no such condition (`conditional`), the object is replaced whatever it is.
+        """
+        with self._asked(name) as fs:
+            fs.pipe_file(self._path(name), data, **({"IfMatch": version} if self.conditional else {}))
+
+    def stat(self, name: str) -> Stat:
+        """Raises NotFound, ObjectTrouble, DataError."""
+        with self._asked(name) as fs:
+            return _stat(fs.info(self._path(name)))
+
+    def list(self, prefix: str = "") -> dict[str, Stat]:
+        """Every object in a folder and in all folders below it, by name. Raises ObjectTrouble, DataError."""
+        folder = self._path(prefix) if prefix else self._root
+        with self._asked(prefix) as fs:
+            found = fs.find(folder, detail=True)
+        at = len(self._root) + 1
+        return {path[at:]: _stat(info) for path, info in sorted(found.items()) if path.startswith(f"{folder}/")}
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Delete objects; those that do not exist are no mistake. Raises ObjectTrouble, DataError."""
+        if gone := [self._path(name) for name in names]:
+            with suppress(NotFound), self._asked("") as fs:
+                fs.rm(gone)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    @contextmanager
+    def _asked(self, name: str) -> Iterator[Any]:
+        """The driver for one call, with its errors in our words."""
+        where = f"{self.address}/{name}" if name else self.address
+        try:
+            with self._lock:
+                if self._driver is None:
+                    self._driver = self._open()
+            yield self._driver
+        except NimbleError:
+            raise
+        except Exception as error:
+            raised = self._in_our_words(where, error)
+            if isinstance(raised, ObjectTrouble):
+                with self._lock:
+                    self.troubles += 1
+            raise raised from error
+
+    def _open(self) -> Any:
+        import fsspec  # loaded with the first object, because few jobs have any
+
+        options = {"skip_instance_cache": True, "use_listings_cache": False}
+        driver = fsspec.filesystem(self.scheme, **options, **_OPTIONS.get(self.scheme, {}))
+        if hasattr(driver, "retries"):
+            driver.retries = 1
+        return driver
+
+    def _in_our_words(self, where: str, error: Exception) -> NimbleError:
+        kind, code = type(error), _code_of(error)
+        if isinstance(error, FileExistsError) or code in _UNMET:
+            return Unmet(f"{where}: exists, or has changed")
+        if code == "NoSuchBucket":
+            return DataError(f"{self.scheme}://{self._bucket}: no such bucket; expected one that exists")
+        if isinstance(error, FileNotFoundError):
+            return NotFound(f"{where}: no such object")
+        if kind.__name__ in _NO_CREDENTIALS:
+            return DataError(
+                f"{where}: no credentials; expected them in the environment (AWS_ACCESS_KEY_ID, AWS_PROFILE and the "
+                "like) or in the files of the store's own tools"
+            )
+        if isinstance(error, PermissionError) or code in ("403", "401", "Forbidden"):
+            return DataError(f"{where}: permission denied{f' ({code})' if code else ''}")
+        network = kind.__module__.partition(".")[0] in _NETWORK and kind.__name__ != "ParamValidationError"
+        status = _status_of(error)
+        passing = network if status is None else status >= 500 or status in (408, 429)
+        if passing or isinstance(error, ConnectionError | TimeoutError | EOFError):
+            return ObjectTrouble(f"{where}: {code or kind.__name__}; the object store did not answer")
+        return DataError(f"{where}: {code or kind.__name__}: the object store refused")
+
+
+def _stat(info: dict[str, Any]) -> Stat:
+    version = next((str(info[key]) for key in ("ETag", "etag", "generation", "mtime") if info.get(key)), "")
+    return Stat(size=int(info.get("size") or 0), version=version)
+
+
+def _response_of(error: BaseException | None) -> dict[str, Any]:
+    """What the store answered, in the form of botocore's ClientError; empty if it did not."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict):
+            return response
+        error = error.__cause__
+    return {}
+
+
+def _code_of(error: Exception) -> str:
+    return str(_response_of(error).get("Error", {}).get("Code", ""))
+
+
+def _status_of(error: Exception) -> int | None:
+    status = _response_of(error).get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status if isinstance(status, int) else None
