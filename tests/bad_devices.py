@@ -44,6 +44,34 @@ BAD_DEVICES = (
     BadSpec(
         name="a fine-tuning on several devices",
         text=FINETUNE.replace("device: auto", "gpus: all"),
-        messages=("{file}:15: run.gpus: found all, which is not supported yet if kind is finetune; expected 1",),
+        messages=(
+            "{file}:15: run.gpus: found all, but kind is finetune: how a training divides its batches must not depend on what is free; expected a whole number",
+        ),
+    ),
+    BadSpec(
+        name="batches that devices cannot share equally",
+        text=FINETUNE.replace("device: auto", "gpus: 3").replace("batch_size: 64", "batch_size: 32"),
+        messages=(
+            "{file}:15: run.gpus: found 3, but input.batch_size is 32: each device takes an equal share, of at least 4; expected 1, or a divisor of input.batch_size",
+        ),
+    ),
+    BadSpec(
+        name="shares that are too small",
+        text=FINETUNE.replace("device: auto", "gpus: 4").replace("batch_size: 64", "batch_size: 8"),
+        messages=(
+            "{file}:15: run.gpus: found 4, but input.batch_size is 8: each device takes an equal share, of at least 4; expected 1, or a divisor of input.batch_size",
+        ),
+    ),
+    BadSpec(
+        name="a fine-tuning on several devices, one of which is named",
+        text=FINETUNE.replace("device: auto", "gpus: 2\n  device: cuda:1"),
+        messages=(
+            "{file}:15: run.gpus: found 2, but run.device is cuda:1, which is one device; expected 1, or run.device: auto, cpu or cuda",
+        ),
+    ),
+    BadSpec(
+        name="failed shards of a fine-tuning",
+        text=FINETUNE.replace("device: auto", "gpus: 2\n  max_failed_shards: 1"),
+        messages=("{file}:16: run.max_failed_shards: found 1, but kind is finetune; expected 0",),
     ),
 )

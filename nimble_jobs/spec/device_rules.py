@@ -8,6 +8,8 @@ from nimble_jobs.spec.findings import Finding, Rule, register
 from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.spec.model import JobSpec
 
+SHARE = 4  # records of a batch that each device of a training takes, at least
+
 RULES: list[Rule] = []
 rule = register(RULES)
 
@@ -18,8 +20,19 @@ def _several(spec: JobSpec) -> bool:
 
 @rule("run.gpus", "kind")
 def _kind(spec: JobSpec) -> Iterator[Finding]:
-    if _several(spec) and spec.kind == "finetune":
-        yield Finding("run.gpus", f"found {spec.run.gpus}, which is not supported yet if kind is finetune", "1")
+    if spec.run.gpus == "all" and spec.kind == "finetune":
+        problem = "found all, but kind is finetune: how a training divides its batches must not depend on what is free"
+        yield Finding("run.gpus", problem, "a whole number")
+
+
+@rule("run.gpus", "input.batch_size", "kind")
+def _shares(spec: JobSpec) -> Iterator[Finding]:
+    gpus, size = spec.run.gpus, spec.input.batch_size
+    if gpus == "all" or gpus == 1 or spec.kind != "finetune" or spec.input.format in TEXTS:
+        return
+    if size % gpus or size < SHARE * gpus:
+        problem = f"found {gpus}, but input.batch_size is {size}: each device takes an equal share, of at least {SHARE}"
+        yield Finding("run.gpus", problem, "1, or a divisor of input.batch_size")
 
 
 @rule("run.gpus", "run.device")
@@ -45,7 +58,9 @@ def _only_new(spec: JobSpec) -> Iterator[Finding]:
 
 @rule("run.gpus", "run.max_failed_shards")
 def _max_failed_shards(spec: JobSpec) -> Iterator[Finding]:
-    if spec.run.max_failed_shards and not _several(spec):
+    if spec.run.max_failed_shards and spec.kind == "finetune":
+        yield Finding("run.max_failed_shards", f"found {spec.run.max_failed_shards}, but kind is finetune", "0")
+    elif spec.run.max_failed_shards and not _several(spec):
         problem = (
             f"found {spec.run.max_failed_shards}, but run.gpus is 1: shards fail alone only if several devices score"
         )

@@ -256,7 +256,9 @@ class RunSpec(Frozen):
 
     device: Device = Field(default="auto", description="auto, cpu, cuda or cuda:N.")
     gpus: AllOrCount = Field(
-        default=1, description="How many devices score the job at the same time, or all that have nothing else to do."
+        default=1,
+        description="How many devices score the job at once, or all that are idle; of a fine-tuning: how many of one "
+        "machine train together.",
     )
     max_failed_shards: int = Field(
         default=0,

@@ -179,7 +179,9 @@ def _add(session: Session, new: NewJob, now: float, place: _Place, index: int) -
 
 
 def _gpus(spec: Mapping[str, Any]) -> int:
-    """How many devices may work on the job at once."""
+    """How many workers' devices may work on the job at once. A fine-tuning takes further devices by itself."""
+    if spec.get("kind") == "finetune":
+        return 1
     given = spec.get("run", {}).get("gpus", 1)
     return ALL_GPUS if given == "all" else int(given)
 

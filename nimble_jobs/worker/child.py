@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from nimble_jobs.errors import NimbleError
 from nimble_jobs.job import Job
+from nimble_jobs.orphans import ORPHANED, die_with
 from nimble_jobs.patience import Patience
 from nimble_jobs.store import Store
 from nimble_jobs.worker import logs, stacks
@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ORPHANED = 70  # exit codes
-UNFIT = 71
-
-_PR_SET_PDEATHSIG = 1
+UNFIT = 71  # exit code
 
 MakeStation = Callable[[Store, str, str, int | None], "Station"]
 
@@ -54,7 +51,7 @@ def main(
     with it. `make_station(store, worker, device, gpu_memory_bytes)` says where they run; by default, on the real
     device.
     """
-    _die_with(parent)
+    die_with(parent)
     os.setpgid(0, 0)
     # A terminal sends signals to every process; this one is asked by a Drain message.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -140,16 +137,6 @@ def _tell(link: Connection, message: Ready | Refused | Waits | Done) -> None:
     try:
         link.send(message)
     except OSError:  # the supervisor died a moment ago
-        _exit(ORPHANED)
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies. The pipe says so too, but not while a call hangs."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-            log.warning("PR_SET_PDEATHSIG: %s", os.strerror(ctypes.get_errno()))
-    if os.getppid() != parent:
         _exit(ORPHANED)
 
 

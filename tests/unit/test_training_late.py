@@ -13,7 +13,7 @@ import torch
 
 from nimble_jobs.errors import JobFailed
 from nimble_jobs.workloads import Stop
-from nimble_jobs.workloads.training import job
+from nimble_jobs.workloads.training import attempt
 from nimble_jobs.workloads.training.batches.epochs import Sampler
 from nimble_jobs.workloads.training.gauge import figures
 from nimble_jobs.workloads.training.gauge.figures import Batch, Gauge, Measured, Steps
@@ -37,7 +37,7 @@ class Late(figures._Block):
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Figures leave five batches at a time and arrive a few steps later."""
     monkeypatch.setattr(figures, "_Block", Late)
-    monkeypatch.setattr(job, "Gauge", partial(Gauge, rows=5))
+    monkeypatch.setattr(attempt, "Gauge", partial(Gauge, rows=5))
     return
 
 

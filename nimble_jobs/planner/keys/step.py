@@ -24,6 +24,7 @@ _OF_UPDATES = (
     "train.optimizer",
     "train.clip_norm",
     "train.accumulate",
+    "train.ranks",
     "train.freeze",
     "train.loss",
     "schedule.layout",

@@ -50,8 +50,9 @@ def capture_jointly(live: LiveStep, programs: Mapping[Role, Capturable], peers: 
 
 
 def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """A number for each tensor's bits: equal for equal tensors, and nearly always different otherwise."""
-    return {name: _digest(tensor.detach()) for name, tensor in tensors.items() if tensor.is_floating_point()}
+    """A number for each floating tensor's bits: equal for equal tensors, and nearly always different otherwise."""
+    floating = {name: _digest(t.detach()) for name, t in tensors.items() if t.is_floating_point() and t.numel()}
+    return dict(zip(floating, torch.stack([*floating.values()]).tolist(), strict=True)) if floating else {}
 
 
 def differing(found: list[dict[str, int]]) -> str | None:
@@ -97,6 +98,6 @@ def _agree(failure: str, peers: Peers) -> None:
             raise CheckFailed(f"rank {rank}: {text}")
 
 
-def _digest(tensor: torch.Tensor) -> int:
+def _digest(tensor: torch.Tensor) -> torch.Tensor:
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return int(tensor.contiguous().view(bits).sum(dtype=torch.int64))
+    return tensor.contiguous().view(bits).sum(dtype=torch.int64)

@@ -11,6 +11,7 @@ import torch
 
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
+from nimble_jobs.engine.collectives import rehearsing
 from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.planner.jobs.ahead import WAITING, Ahead, Answer, Told, look_up_parts, reporter
 from nimble_jobs.planner.keys.roles import Role
@@ -136,10 +137,15 @@ def _asked(spec: JobSpec) -> tuple[dict[Role, dict[str, str]], torch.Tensor]:
     """The key parts of the step's programs, and an example of the step's input."""
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
-    with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
-        size = spec.input.batch_size
+    with (
+        setup.cores_shared(spec, device),
+        open_reader(spec.input, targets=targets(train.loss)) as reader,
+        as_in_training(device),
+    ):
+        size = setup.batch_size_of(spec)
         x, y = setup.example(setup.first_batch(reader, size), min(size, reader.total), torch.device("cpu"))
         parts = step_parts(code_parts(spec.model, train), train, spec.schedule, x, y, device)
+        parts |= setup.rank_parts(setup.ranks_of(spec))
     return programs(parts, train), x
 
 
@@ -159,9 +165,14 @@ def _prepare(
     assert train is not None
     means, validation = building(store, told), None
     try:
-        with open_reader(spec.input, targets=targets(train.loss)) as reader, as_in_training(device):
+        with (
+            setup.cores_shared(spec, device),
+            open_reader(spec.input, targets=targets(train.loss)) as reader,
+            as_in_training(device),
+        ):
             ready = setup.prepare(spec, reader, device, allowed_python)
-            step = prepare_step(ready, means)
+            with rehearsing():  # a step of several ranks joins the others when it trains
+                step = prepare_step(ready, means)
             with closing(step.step), closing(Forward.of(ready)) as forward:
                 if validations and _replays_validations(spec):
                     validation = replay_validations(forward, ready, step.step, means)

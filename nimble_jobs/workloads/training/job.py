@@ -6,10 +6,9 @@ step and its schedules; put the state back or start anew; train (`loop`); publis
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,51 +18,28 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import CheckpointGone, Damaged, JobFailed, OutOfMemory
 from nimble_jobs.models import permission
 from nimble_jobs.models.classifier import write_config
-from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.weights import save_weights
 from nimble_jobs.planner.keys.switches import as_in_training
-from nimble_jobs.planner.step.build import TrainingStep
-from nimble_jobs.planner.step.prepare import PreparedStep
-from nimble_jobs.schedule import Schedule
-from nimble_jobs.spec import JobSpec
-from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.score import already_published
-from nimble_jobs.workloads.telling import tell_unchecked, tell_weights
-from nimble_jobs.workloads.training.batches.bucketed import TextBatches, TextEpochs
-from nimble_jobs.workloads.training.batches.epochs import Batches
+from nimble_jobs.workloads.telling import tell_weights
+from nimble_jobs.workloads.training.attempt import Ready, prepared, train
+from nimble_jobs.workloads.training.batches.together import Share
+from nimble_jobs.workloads.training.gathering import started
 from nimble_jobs.workloads.training.gauge import curves
-from nimble_jobs.workloads.training.gauge.figures import Gauge, Steps
+from nimble_jobs.workloads.training.gauge.figures import Steps
 from nimble_jobs.workloads.training.gauge.journal import METRICS, Journal, check_tensorboard
 from nimble_jobs.workloads.training.keep import resume
 from nimble_jobs.workloads.training.keep.checkpoint import MODEL, Checkpoint, Checkpoints, read
 from nimble_jobs.workloads.training.keep.keeper import Keeper
+from nimble_jobs.workloads.training.keep.shared import SharedKeeper, check_same
 from nimble_jobs.workloads.training.keep.state import Progress, State, seed_random
-from nimble_jobs.workloads.training.loop import Loop, Plan, Stages
+from nimble_jobs.workloads.training.loop import Plan
 from nimble_jobs.workloads.training.session import Session, opened
-from nimble_jobs.workloads.training.step import prepare, setup, texts
-from nimble_jobs.workloads.training.step.losses import make_loss
-from nimble_jobs.workloads.training.step.prepare import Means
-from nimble_jobs.workloads.training.step.setup import Setup
-from nimble_jobs.workloads.training.step.texts import TrainTexts
-from nimble_jobs.workloads.training.step.validation import Forward, SeveralForwards, Validation, replayable
-from nimble_jobs.workloads.waiting import unless_stopped, waiting
+from nimble_jobs.workloads.training.step import setup
+from nimble_jobs.workloads.training.step.setup import Setup, cores_shared, ranks_of
 
 CURVES, LAST = "curves.png", "last.safetensors"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ready:
-    """A module with its step and its validations, ready to run."""
-
-    setup: Setup
-    step: TrainingStep
-    forward: Forward | SeveralForwards  # of validations
-    summary: dict[str, Any]  # of the schedule, for `show`
-    environment: dict[str, str]  # what equal bits depend on
-    varying: tuple[str, ...]  # operators that stand against equal bits
-    load_s: float
-    build_s: float
 
 
 def run(context: JobContext) -> Outcome:
@@ -74,7 +50,7 @@ def run(context: JobContext) -> Outcome:
     """
     device = devices.resolve(context.device)
     permission.check(context.spec.model, context.allowed_python)
-    with opened(context, device) as session:
+    with cores_shared(context.spec, device), opened(context, device) as session:
         if session.staging.finished is not None:
             session.checkpoints.clear()
             return already_published(context, session.staging)
@@ -88,122 +64,48 @@ def run(context: JobContext) -> Outcome:
 
 
 def _run(session: Session) -> Outcome:
-    context = session.context
+    context, several = session.context, ranks_of(session.spec)
     # Anything that the plan refuses needs no schedule.
-    plan = Plan.of(session.spec, session.data, None if session.texts is None else session.texts.epochs)
+    share = Share() if several is None else Share(0, several.count)
+    plan = Plan.of(session.spec, session.data, None if session.texts is None else session.texts.epochs, share)
     if plan.train.tensorboard:
         check_tensorboard()
     context.report(phase="load", total=plan.train.epochs * plan.epochs.sampler.records)
     kept = session.search.run()
-    with _prepared(session, kept) as ready:
-        state = State(ready.setup.module, ready.step, session.device)
+    on_miss, kinds = session.spec.schedule.on_miss, partial(resume.began_with, kept)
+    with (
+        nullcontext() if several is None else started(session, several.count) as team,
+        prepared(session, kinds, on_miss=on_miss, team=team) as ready,
+    ):
+        state, gang = State(ready.setup.module, ready.step, session.device), ready.gang
         kept, progress, steps = _begin(session, state, kept)
+        if gang is not None:
+            gang.gather(None if kept is None else str(kept.path))
+            check_same(gang, state, progress.step)
         sheet, latest = session.sheet(ready.environment), None if kept is None else kept.step
-        keeper = Keeper(
+        writer = Keeper(
             session.checkpoints, state, plan.train.checkpoint, sheet, latest=latest, patience=context.patience
         )
-        with closing(keeper), closing(_journal(session, ready, steps, tensorboard=plan.train.tensorboard)) as journal:
+        keeper = writer if gang is None else SharedKeeper(gang, state, writer)
+        with closing(writer), closing(_journal(session, ready, steps, tensorboard=plan.train.tensorboard)) as journal:
             journal.replay(progress.epochs)
             if kept is not None:
                 total = plan.rate.steps
                 resume.tell(context.event, kept, ready.environment, steps=total, varying=ready.varying)
-            stop, timings = _train(session, plan, ready, progress, journal, keeper)
+            stop, timings = train(session, plan, ready, progress, journal, keeper)
             files = context.patience.through(journal.finish) if stop is Stop.GO else []
     if stop is not Stop.GO:
         checkpoint = "no checkpoint" if plan.train.checkpoint is None else f"a checkpoint after step {progress.step}"
         text = f"after step {progress.step} of {plan.rate.steps}, with {checkpoint}"
         context.event("stopped", text, {"step": progress.step})
         return Outcome(stop=stop, schedule=ready.summary)
-    _check_weights(state, progress, keeper)
+    _check_weights(state, progress, writer)
     if plan.train.checkpoint is not None:
-        timings |= {"checkpoints": keeper.written, "checkpoint_wait_s": keeper.stalled_s}
+        timings |= {"checkpoints": writer.written, "checkpoint_wait_s": writer.stalled_s}
     context.report(done=len(progress.epochs) * plan.epochs.sampler.records)
     outputs = _publish(session, ready.setup, progress, steps, files)
     context.patience.through(session.checkpoints.clear)
     return Outcome(outputs=outputs, timings=timings, schedule=ready.summary)
-
-
-@contextmanager
-def _prepared(session: Session, kept: Checkpoint | None) -> Iterator[Ready]:
-    """Load the model and prepare its schedules: for an interrupted training, those that it began with.
-
-    Raises Stopped, ModelError, DataError, JobFailed, OutOfMemory, DeviceFault.
-    """
-    context, spec, device = session.context, session.spec, session.device
-    ready = _set_up(session)
-    tell_unchecked(context, ready.limits)
-    _check_metrics(spec, ready.classes)
-    varying = setup.unsteady(ready.request)
-    if varying:
-        text = f"{', '.join(varying)} can give different bits in each run on this device; a resumed training may differ"
-        context.event("not-repeatable", text, {"operators": list(varying)})
-    load_s = time.perf_counter() - session.began
-    began_with = resume.began_with(kept, ready.request.options)
-    prepared = prepare.prepare_steps(ready, _means(context), began_with=began_with)
-    step = prepare.as_one(prepared)
-    with closing(step), closing(_forward(ready, session.texts)) as forward:
-        summary = prepare.summary_of_all(ready, prepared, device)
-        validations: list[Schedule] = []
-        if session.data.held_out is not None:
-            if replayable(device):
-                validations = _replay_validations(context, ready, prepared, forward)
-            summary["validation"] = "schedule" if forward.replays else "eager"
-        build_s = time.perf_counter() - session.began - load_s
-        for one in prepared:
-            prepare.tell_step(one, context.event, load_s=load_s, build_s=build_s / len(prepared))
-        yield Ready(
-            setup=ready,
-            step=step,
-            forward=forward,
-            summary=summary,
-            environment=resume.environment([one.step for one in prepared], validations, device),
-            varying=varying,
-            load_s=load_s,
-            build_s=build_s,
-        )
-
-
-def _set_up(session: Session) -> Setup:
-    """The module and what a step of it is. Raises ModelError, DataError, OutOfMemory, ModelChanged."""
-    context, spec, device = session.context, session.spec, session.device
-    if session.texts is None:
-        return setup.prepare(spec, session.data.reader, device, context.allowed_python)
-    return texts.prepare(spec, session.texts, device, context.allowed_python)
-
-
-def _forward(ready: Setup, read: TrainTexts | None) -> Forward | SeveralForwards:
-    """What validations call, in eager until it is captured."""
-    if read is None:
-        return Forward.of(ready)
-    dtype = ready.spec.model.dtype
-    layouts = [bucket.layout for bucket in read.epochs.buckets]
-    modules = {layout.nbytes: Packed(ready.module, layout, torch.float32, ready.device) for layout in layouts}
-    return SeveralForwards({width: Forward(module, dtype) for width, module in modules.items()})
-
-
-def _replay_validations(
-    context: JobContext, ready: Setup, prepared: Sequence[PreparedStep], forward: Forward | SeveralForwards
-) -> list[Schedule]:
-    """Capture what validations replay; the schedules of all that are replayed. Raises as `replay_validations`."""
-    schedules = []
-    for each, one in zip(ready.each, prepared, strict=True):
-        mine = forward.by_width[each.request.x.shape[-1]] if isinstance(forward, SeveralForwards) else forward
-        found = prepare.replay_validations(mine, each, one.step, _means(context))
-        prepare.tell_validation(found, context.event)
-        if mine.replays and found.schedule is not None:
-            schedules.append(found.schedule)
-    return schedules
-
-
-def _means(context: JobContext) -> Means:
-    report = unless_stopped(context)
-    return Means(
-        store=context.store,
-        on_miss=context.spec.schedule.on_miss,
-        report=report,
-        trying=lambda _: report(phase="build"),
-        waiting=waiting(context),
-    )
 
 
 def _begin(session: Session, state: State, kept: Checkpoint | None) -> tuple[Checkpoint | None, Progress, Steps]:
@@ -218,51 +120,6 @@ def _begin(session: Session, state: State, kept: Checkpoint | None) -> tuple[Che
     tell_weights(session.context, setup.begins_with(session.spec))
     seed_random(session.spec.model.seed, session.device)
     return None, Progress(), Steps()
-
-
-def _train(
-    session: Session, plan: Plan, ready: Ready, progress: Progress, journal: Journal, keeper: Keeper
-) -> tuple[Stop, dict[str, Any]]:
-    """Run the loop; how it ended, and the attempt's timings. Raises what `Loop.run` raises."""
-    context, held_out, validation = session.context, session.data.held_out, None
-    if held_out is not None:
-        loss = make_loss(plan.train, context.allowed_python, smoothing=False)
-        validation = Validation(ready.setup, ready.forward, loss, records=held_out.total, event=context.event)
-    context.report(phase="run", schedule=ready.summary)
-    earlier, start = len(journal.steps), time.perf_counter()
-    at = {"epoch": progress.epoch, "batch": progress.batch}
-    with closing(_batches(plan, session.device, ready.setup, **at)) as batches:
-        stages = Stages(
-            batches=batches,
-            step=ready.step,
-            validation=validation,
-            gauge=Gauge(ready.step, session.device, scaled=session.spec.model.dtype == "fp16"),
-            journal=journal,
-            keeper=keeper,
-        )
-        stop = Loop(plan, stages, progress, context.stop, _bad_records(session, progress)).run()
-    run_s, steps = time.perf_counter() - start, len(journal.steps) - earlier
-    return stop, {
-        "load_s": ready.load_s,
-        "build_s": ready.build_s,
-        "run_s": run_s,
-        "replays": steps if ready.summary["runs"] == "schedule" else 0,
-        "steps_per_s": steps / run_s,
-        "records_per_s": int(journal.steps.column("records")[earlier:].sum()) / run_s,
-        **batches.meters.summary(),
-    }
-
-
-def _bad_records(session: Session, progress: Progress) -> BadRecords:
-    """The count of bad records, which begins with those that earlier attempts found, each counted once."""
-    reader, report, before = session.data.reader, session.context.report, progress.bad_in_order()
-    return BadRecords(session.spec.run, reader.total, place=reader.place, report=report, before=before)
-
-
-def _batches(plan: Plan, device: torch.device, ready: Setup, *, epoch: int, batch: int) -> Batches | TextBatches:
-    if isinstance(plan.epochs, TextEpochs):
-        return TextBatches(plan.epochs, device, epoch=epoch, batch=batch)
-    return Batches(plan.epochs, device, ready.checks, epoch=epoch, batch=batch)
 
 
 def _journal(session: Session, ready: Ready, steps: Steps, *, tensorboard: bool) -> Journal:
@@ -318,16 +175,6 @@ def _best(checkpoints: Checkpoints, step: int) -> Checkpoint:
         if checkpoints.path(step).exists():
             raise
         raise CheckpointGone(f"{e}; another job of the same training ended and removed it") from e
-
-
-def _check_metrics(spec: JobSpec, classes: int | None) -> None:
-    """Raises JobFailed if the spec asks for accuracy, and labels are not classes of the model."""
-    assert spec.train is not None
-    checkpoint, stopping = spec.train.checkpoint, spec.train.early_stopping
-    best = ("train.checkpoint.best", checkpoint and checkpoint.best)
-    for field, metric in (best, ("train.early_stopping.metric", stopping and stopping.metric)):
-        if classes is None and metric and str(metric).endswith("accuracy"):
-            raise JobFailed(f"{field}: {metric} needs labels that are classes of the model; expected a loss")
 
 
 def _check_weights(state: State, progress: Progress, keeper: Keeper) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +13,14 @@ from nimble_jobs.workloads.bad_records import BadRecords, enforce_threshold
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.training.batches.bucketed import TextBatches, TextEpochs
 from nimble_jobs.workloads.training.batches.epochs import AT_LEAST, Batches, Epochs
-from nimble_jobs.workloads.training.batches.feed import DeviceBatch
 from nimble_jobs.workloads.training.batches.intake import Data
+from nimble_jobs.workloads.training.batches.together import Joint, Share, together
 from nimble_jobs.workloads.training.gauge.figures import Batch, Gauge, Measured
 from nimble_jobs.workloads.training.gauge.journal import Journal, NotFinite
 from nimble_jobs.workloads.training.keep.keeper import Keeper
+from nimble_jobs.workloads.training.keep.shared import SharedKeeper
 from nimble_jobs.workloads.training.keep.state import Progress
+from nimble_jobs.workloads.training.ranks.gang import Gang
 from nimble_jobs.workloads.training.step.learning_rate import LearningRate
 from nimble_jobs.workloads.training.step.validation import Validation
 
@@ -33,11 +35,11 @@ class Plan:
     rate: LearningRate
 
     @classmethod
-    def of(cls, spec: JobSpec, data: Data, texts: TextEpochs | None = None) -> Plan:
+    def of(cls, spec: JobSpec, data: Data, texts: TextEpochs | None = None, share: Share = Share()) -> Plan:  # noqa: B008 - frozen
         """Raises DataError and JobFailed for what the data or the number of steps does not allow."""
         train = spec.train
         assert train is not None
-        epochs = Epochs.of(spec, data) if texts is None else texts
+        epochs = Epochs.of(spec, data, share) if texts is None else texts
         steps = train.epochs * -(-epochs.sampler.batches // train.accumulate)  # if every batch has good records
         rate = LearningRate(train.lr_schedule, train.optimizer.lr, steps)
         return cls(train=train, run=spec.run, epochs=epochs, rate=rate)
@@ -52,7 +54,8 @@ class Stages:
     validation: Validation | None  # in place of the step, for held-out batches
     gauge: Gauge
     journal: Journal
-    keeper: Keeper
+    keeper: Keeper | SharedKeeper
+    gang: Gang | None = None  # all ranks that take the batches together
 
 
 class Loop:
@@ -88,7 +91,7 @@ class Loop:
         """Train on the rest of the present epoch."""
         progress, keeper = self.progress, self.stages.keeper
         part = 0  # batches of the step under way
-        for batch in self.stages.batches.segment():
+        for batch in self._together(self.plan.epochs.sampler.records):
             part += 1
             last = batch.host.last or part == self.plan.train.accumulate
             self._launch(batch, last=last)
@@ -105,17 +108,28 @@ class Loop:
         progress.batch = self.plan.epochs.sampler.batches
         return self._stop()
 
-    def _launch(self, batch: DeviceBatch, *, last: bool) -> None:
+    def _together(self, records: int) -> Iterator[Joint]:
+        """The batches of the next segment, which has so many records."""
+        batches, gang, epochs = self.stages.batches.segment(), self.stages.gang, self.plan.epochs
+        size = epochs.sampler.batch_size if isinstance(epochs, Epochs) else 0  # texts have one rank
+        return together(batches, gang, batch_size=size, total=records)
+
+    def _launch(self, batch: Joint, *, last: bool) -> None:
         """Run one batch; `last` of its step."""
         progress, bad = self.progress, batch.host.bad
         lr = self.plan.rate(progress.step)
-        self.stages.step.run(batch.x, batch.y, lr, last)
+        if self.stages.gang is not None:
+            self.stages.step.weigh(batch.share)
+        if batch.own is None:
+            self.stages.step.sit_out(lr, last)
+        else:
+            self.stages.step.run(batch.own.x, batch.own.y, lr, last)
         if bad:
             self._bad.note([record for record in bad if str(record.index) not in progress.bad_records])
             progress.bad += len(bad)
             progress.bad_records |= {str(record.index): [record.id, record.reason] for record in bad}
             enforce_threshold(self.plan.run, progress.bad, self.plan.epochs.sampler.total, bad)
-        launched = Batch(step=progress.step + 1, epoch=progress.epoch, records=len(batch.y), lr=lr, last=last)
+        launched = Batch(step=progress.step + 1, epoch=progress.epoch, records=batch.size, lr=lr, last=last)
         self._note(self.stages.gauge.take(launched))
 
     def _note(self, measured: Sequence[Measured]) -> None:
@@ -168,7 +182,7 @@ class Loop:
         epoch = progress.epoch
         held_out: dict[str, float | None] = {}
         if stages.validation is not None and self.plan.epochs.validated(epoch):
-            answer = stages.validation(stages.batches.segment(), self._stop)
+            answer = stages.validation(self._together(stages.validation.records), self._stop)
             if isinstance(answer, Stop):
                 return answer
             held_out = answer

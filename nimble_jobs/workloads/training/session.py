@@ -25,20 +25,27 @@ from nimble_jobs.workloads.training.step.texts import TrainTexts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
-    """What stays the same during an attempt, for all of its phases."""
+class Reading:
+    """What each rank of an attempt has: its data, opened."""
 
     context: JobContext
     device: torch.device
     data: Data
-    staging: Staging
-    search: Search  # for the checkpoint to go on from
     began: float  # time.perf_counter() at its start
     texts: TrainTexts | None = None  # tokens of all records, if they are texts
+    why_not: str | None = None  # the device does not decode pictures
 
     @property
     def spec(self) -> JobSpec:
         return self.context.spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session(Reading):
+    """What stays the same during an attempt, for all of its phases."""
+
+    staging: Staging
+    search: Search  # for the checkpoint to go on from
 
     @property
     def checkpoints(self) -> Checkpoints:
@@ -57,12 +64,9 @@ class Session:
 
 
 @contextmanager
-def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
-    """Open the data of a job and claim its output.
-
-    Raises DataError, UsageError for a device that cannot decode, and OutputExists.
-    """
-    began, spec, job = time.perf_counter(), context.spec, context.job
+def read(context: JobContext, device: torch.device) -> Iterator[Reading]:
+    """Open the data of a job. Raises DataError, and UsageError for a device that cannot decode."""
+    began, spec = time.perf_counter(), context.spec
     assert spec.train is not None
     with ExitStack() as readers:
         reader = readers.enter_context(open_reader(spec.input, targets=targets(spec.train.loss)))
@@ -84,9 +88,24 @@ def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
         for each in data.readers:
             if context.decoders is not None:
                 each.hire(context.decoders)
-        parts = basis_parts(spec, reader, held_out, decode=decode)
-        if texts is not None:
-            parts["texts"] = texts.decides
+        yield Reading(context=context, device=device, data=data, began=began, texts=texts, why_not=why_not)
+
+
+@contextmanager
+def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
+    """Open the data of a job and claim its output.
+
+    Raises DataError, UsageError for a device that cannot decode, and OutputExists.
+    """
+    spec, job = context.spec, context.job
+    assert spec.train is not None
+    with read(context, device) as reading:
+        data, decode = reading.data, reading.data.decode
+        parts = basis_parts(spec, data.reader, data.held_out, decode=decode)
+        if reading.texts is not None:
+            parts["texts"] = reading.texts.decides
+        if spec.run.gpus != 1:
+            parts["ranks"] = spec.run.gpus  # how batches are divided
         basis = digest(parts)
         staging = context.patience.through(
             lambda: Staging(spec.output, job.id, job.attempt, ledger=context.store.publications, basis=basis),
@@ -94,7 +113,7 @@ def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
         )
         key = basis[:16] if spec.train.resume != "never" else f"{basis[:16]}-{job.id}"
         if staging.finished is None:
-            decodes.tell(context, decode, why_not)
+            decodes.tell(context, decode, reading.why_not)
         search = Search(
             resume=spec.train.resume,
             checkpoints=Checkpoints(spec.output.path, key, owner=job.id),
@@ -103,9 +122,7 @@ def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
             patience=context.patience,
             event=context.event,
         )
-        yield Session(
-            context=context, device=device, data=data, staging=staging, search=search, began=began, texts=texts
-        )
+        yield Session(**vars(reading), staging=staging, search=search)
 
 
 def _tell_cut(context: JobContext, texts: TrainTexts) -> None:

@@ -20,6 +20,7 @@ from nimble_jobs.workloads.training.batches.augment import Augment, Pixels
 from nimble_jobs.workloads.training.batches.feed import DeviceBatch, Feed, lot_size
 from nimble_jobs.workloads.training.batches.intake import Data, Intake
 from nimble_jobs.workloads.training.batches.lots import HELD_OUT, Checks, Draws, Lot, read
+from nimble_jobs.workloads.training.batches.together import Share
 
 AT_LEAST = 2  # good records in a batch: statistics over a batch need two
 _NEAR = 2  # lots before its end, a segment has asked for all that it will read
@@ -53,10 +54,14 @@ class Epochs:
     sampler: Sampler
     augment: Augment
     pixels: Pixels
+    share: Share = Share()  # noqa: RUF009 - frozen  # of each batch that is read here
 
     @classmethod
-    def of(cls, spec: JobSpec, data: Data) -> Epochs:
-        """The epochs that a spec asks for. Raises DataError if no batch is left, and as `Augment` does."""
+    def of(cls, spec: JobSpec, data: Data, share: Share = Share()) -> Epochs:  # noqa: B008 - frozen
+        """The epochs that a spec asks for, of which `share` is read.
+
+        Raises DataError if no batch is left, and as `Augment` does.
+        """
         train, reader, seed = spec.train, data.reader, spec.model.seed
         assert train is not None
         sampler = Sampler(reader.total, spec.input.batch_size, seed=seed, last_batch=train.last_batch)
@@ -67,7 +72,12 @@ class Epochs:
             )
         augment = Augment(train.augment, reader.signature, seed=seed, decodes=reader.decodes)
         pixels = Pixels(spec.input.transform, padding=augment.padding)
-        return cls(train=train, data=data, sampler=sampler, augment=augment, pixels=pixels)
+        return cls(train=train, data=data, sampler=sampler, augment=augment, pixels=pixels, share=share)
+
+    @property
+    def batch_size(self) -> int:
+        """Records of a whole batch that are read here."""
+        return self.share.size(self.sampler.batch_size)
 
     def validated(self, epoch: int) -> bool:
         """Whether a validation follows this epoch."""
@@ -75,19 +85,24 @@ class Epochs:
 
     def segments(self, intake: Intake, checks: Checks, *, together: int, epoch: int, batch: int) -> Iterator[Segment]:
         """Each epoch, and the validation after it, from a batch of an epoch on."""
-        reading = partial(read, intake=intake, batch_size=self.sampler.batch_size, together=together)
+        reading = partial(read, intake=intake, batch_size=self.batch_size, together=together)
+        whole = self.sampler.batch_size
         for number in range(epoch, self.train.epochs + 1):
+            order = self.share.of(self.sampler.order(number), whole, at_least=AT_LEAST)
             draws = Draws(
-                order=self.sampler.order(number),
+                order=order,
                 places=partial(self.augment.places, epoch=number) if self.augment else None,
                 crops=self.augment.crops(number),
             )
             skip = batch if number == epoch else 0
             lots = reading(self.data.reader, draws=draws, skip=skip, at_least=AT_LEAST, checks=checks)
-            yield Segment(lots=lots, batches=self.sampler.batches)
+            yield Segment(lots=lots, batches=-(-len(order) // self.batch_size))
             if self.data.held_out is not None and self.validated(number):
-                lots = reading(self.data.held_out, checks=replace(checks, field=HELD_OUT))
-                yield Segment(lots=lots, batches=-(-self.data.held_out.total // self.sampler.batch_size))
+                total = self.data.held_out.total
+                mine = self.share.of(np.arange(total), whole, at_least=1) if self.share.count > 1 else None
+                lots = reading(self.data.held_out, draws=Draws(order=mine), checks=replace(checks, field=HELD_OUT))
+                records = total if mine is None else len(mine)
+                yield Segment(lots=lots, batches=-(-records // self.batch_size))
 
 
 class Batches:
@@ -95,7 +110,7 @@ class Batches:
 
     def __init__(self, epochs: Epochs, device: torch.device, checks: Checks, *, epoch: int = 1, batch: int = 0) -> None:
         """They begin with the batch that follows `batch` others of an epoch."""
-        data, size = epochs.data, epochs.sampler.batch_size
+        data, size = epochs.data, epochs.batch_size
         batch_bytes = 4 * size * math.prod(data.reader.signature.shape)
         together = lot_size(batch_bytes, device) if all(reader.quick for reader in data.readers) else 1
         self._intake = Intake(device, data.readers, on_device=data.on_device, batch_size=size * together)

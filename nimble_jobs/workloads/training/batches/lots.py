@@ -31,6 +31,7 @@ class HostBatch:
     records: int  # records of the reading order up to and with this one, good or bad
     bad: tuple[BadRecord, ...]  # since the batch before
     last: bool = False  # of the reading order
+    place: int = 0  # in the reading order, from 1; `taken` also counts what is left out after the last batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +105,8 @@ def read(
     total = reader.total if order is None else len(order)
     cutting = _Cutting(reader, draws, batch_size, at_least, checks, skip)
     source = intake.batches(reader, skip * batch_size, batch_size=batch_size * together, order=order, crops=draws.crops)
+    if skip * batch_size >= total and order is not None:
+        return  # other ranks have records of later batches, or none is left
     held: Lot | None = None  # back, as the last lot also counts what is left out after it
     with closing(source):
         for arrived in source:
@@ -149,7 +152,7 @@ class _Cutting:
             except DataError as e:
                 self.wrong = e
                 break
-            used.append(HostBatch(rows=rows, taken=self.taken, records=records, bad=tuple(self.bad)))
+            used.append(HostBatch(rows=rows, taken=self.taken, records=records, bad=tuple(self.bad), place=self.taken))
             self.bad = []
         if not used or batch.labels is None:
             batch.release()

@@ -91,9 +91,10 @@ class Keeper:
         by_steps = self._due and not self._busy()  # if busy, it is taken after a later step
         return by_steps or (every is not None and epoch % every == 0)
 
-    def take(self, progress: Progress) -> None:
+    def take(self, progress: Progress, random: Mapping[str, Any] | None = None) -> None:
         """Wait until the previous checkpoint is written, then copy the current state, unless it is kept already.
 
+        `random` is the state of the random generators, if it is more than this process's.
         The first `write` with the figures of all its steps begins to write it.
         """
         start = time.perf_counter()
@@ -106,7 +107,7 @@ class Keeper:
         for name, tensors in self._state.tensors().items():
             self._flats[name].take(tensors)
         best = progress.best["step"] if progress.best else None
-        sheet = {**self._sheet, "progress": asdict(progress), "random": random_states(self._state.device)}
+        sheet = {**self._sheet, "progress": asdict(progress), "random": random or random_states(self._state.device)}
         self._waiting = _Taken(step=progress.step, sheet=sheet, best=best)
         self.stalled_s += time.perf_counter() - start
 

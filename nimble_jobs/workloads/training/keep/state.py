@@ -23,6 +23,8 @@ from nimble_jobs.workloads.training.gauge.figures import Steps
 from nimble_jobs.workloads.training.keep.checkpoint import MODEL, STATE, STEPS, Checkpoint
 from nimble_jobs.workloads.training.keep.flat import lies
 
+OTHER_RANKS = "ranks"  # in a checkpoint's random states: those of all ranks but the first
+
 
 @dataclass(kw_only=True)
 class Progress:
@@ -100,7 +102,7 @@ class State:
         """The name of a trained weight that holds NaN or infinity, if there is one."""
         return next((name for name, p in self.trained.items() if not p.isfinite().all()), None)
 
-    def restore(self, kept: Checkpoint) -> tuple[Progress, Steps]:
+    def restore(self, kept: Checkpoint, *, rank: int = 0) -> tuple[Progress, Steps]:
         """Put weights, optimizer, buffers and random generators into the state of a checkpoint. Raises Damaged."""
         state = kept.tensors(STATE)
         self._module.load_state_dict(kept.tensors(MODEL))
@@ -109,7 +111,8 @@ class State:
                 buffer.copy_(state[f"buffer.{name}"])
         step = {name.removeprefix("step."): t for name, t in state.items() if name.startswith("step.")}
         self._step.load_state_dict(step)
-        restore_random(kept.sheet["random"], self.device)
+        random = kept.sheet["random"]
+        restore_random(random[OTHER_RANKS][rank - 1] if rank else random, self.device)
         return Progress(**kept.sheet["progress"]), Steps(kept.tensors(STEPS))
 
     @cached_property
@@ -174,8 +177,10 @@ def unsaved(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in module.named_buffers() if name not in state}
 
 
-def seed_random(seed: int, device: torch.device) -> None:
-    """Start all random generators that a step may draw from with one seed."""
+def seed_random(seed: int, device: torch.device, *, rank: int = 0) -> None:
+    """Start all random generators that a step may draw from with one seed, another one on each rank."""
+    if rank:
+        seed = int(np.random.SeedSequence([seed % 2**64, rank]).generate_state(1, np.uint64)[0])
     devices.seed(seed % 2**63, device)
     np.random.seed(seed % 2**32)
     random.seed(seed)

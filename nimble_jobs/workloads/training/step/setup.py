@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.data import BadRecord, Batch, Reader
-from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.private.modules import WithStatistics
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.engine.step import differentiate
@@ -31,7 +31,7 @@ from nimble_jobs.planner.lookup.obtain import check_unchanged
 from nimble_jobs.planner.module.limits import Limits, find_limits
 from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.step.eager import Objective
-from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest
+from nimble_jobs.planner.step.request import OptimizerRecipe, Ranks, StepRequest
 from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec, parse_source
 from nimble_jobs.workloads.heads import logits_of
 from nimble_jobs.workloads.training.batches.lots import Checks
@@ -99,8 +99,9 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
     model = begins_with(spec).model_copy(update={"dtype": "fp32"})
     module = build(model, device=str(device), allowed_python=allowed_python)
     freeze(module, train.freeze)
-    first = first_batch(reader, spec.input.batch_size)
-    x, y = example(first, min(spec.input.batch_size, reader.total), device)
+    ranks = ranks_of(spec)
+    first = first_batch(reader, batch_size_of(spec))
+    x, y = example(first, min(batch_size_of(spec), reader.total), device)
     limits = Limits()
     if x.dtype is torch.int64:
         limits = find_limits(module, x.shape, device)
@@ -119,13 +120,46 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
         accumulate=train.accumulate,
         options=options_of(spec.schedule),
         tolerance=spec.schedule.tolerance,
+        ranks=ranks,
     )
-    parts = step_parts(code, train, spec.schedule, x, y, device)
+    parts = step_parts(code, train, spec.schedule, x, y, device) | rank_parts(ranks)
     setup = Setup(spec=spec, module=module, request=request, classes=classes, code=code, parts=parts, limits=limits)
     setup.checks.labels(first, reader)
     _try_loss(train, request)
     setup.check_code()
     return setup
+
+
+def ranks_of(spec: JobSpec) -> Ranks | None:
+    """The ranks that a spec asks for; None for one device."""
+    return Ranks(count=spec.run.gpus) if isinstance(spec.run.gpus, int) and spec.run.gpus > 1 else None
+
+
+def batch_size_of(spec: JobSpec) -> int:
+    """Records of a whole batch that one rank trains on."""
+    ranks = ranks_of(spec)
+    return spec.input.batch_size if ranks is None else spec.input.batch_size // ranks.count
+
+
+@contextmanager
+def cores_shared(spec: JobSpec, device: torch.device) -> Iterator[None]:
+    """Inside, a rank on a CPU computes with its share of this process's threads."""
+    ranks, threads = ranks_of(spec), torch.get_num_threads()
+    if ranks is None or able(device).separate_memory:
+        yield
+        return
+    torch.set_num_threads(max(1, threads // ranks.count))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def rank_parts(ranks: Ranks | None) -> dict[str, str]:
+    """The key parts of a step that sums over ranks."""
+    if ranks is None:
+        return {}
+    return {"train.ranks": str(ranks.count), "train.ranks.bucket_bytes": str(ranks.bucket_bytes)}
 
 
 def begins_with(spec: JobSpec) -> ModelSpec:

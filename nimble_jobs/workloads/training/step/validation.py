@@ -23,7 +23,8 @@ from nimble_jobs.planner.step.validation import PreparedForward
 from nimble_jobs.workloads.bad_records import enforce_threshold
 from nimble_jobs.workloads.context import Event, Stop
 from nimble_jobs.workloads.heads import logits_of
-from nimble_jobs.workloads.training.batches.feed import DeviceBatch
+from nimble_jobs.workloads.training.batches.together import Joint
+from nimble_jobs.workloads.training.ranks.gang import Gang
 from nimble_jobs.workloads.training.step.f1 import F1
 from nimble_jobs.workloads.training.step.losses import takes_names
 from nimble_jobs.workloads.training.step.setup import Setup, autocast, evaluating
@@ -123,14 +124,23 @@ class Validation:
     """Measures loss and accuracy on the held-out records, once for each call."""
 
     def __init__(
-        self, setup: Setup, forward: Forward | SeveralForwards, loss: Loss, *, records: int, event: Event
+        self,
+        setup: Setup,
+        forward: Forward | SeveralForwards,
+        loss: Loss,
+        *,
+        records: int,
+        event: Event,
+        gang: Gang | None = None,
     ) -> None:
-        """`records` counts the held-out ones. `event` records bad ones on the job."""
-        self.setup, self.forward = setup, forward
-        self._loss, self._records, self._event = loss, records, event
+        """`records` counts the held-out ones. `event` records bad ones on the job. With a `gang`, each rank validates
+        on its share, and all get the same measures.
+        """
+        self.setup, self.forward, self.records = setup, forward, records
+        self._loss, self._event, self._gang = loss, event, gang
         self._bad = 0  # in the last validation
 
-    def __call__(self, batches: Iterable[DeviceBatch], stop: Callable[[], Stop]) -> dict[str, float | None] | Stop:
+    def __call__(self, batches: Iterable[Joint], stop: Callable[[], Stop]) -> dict[str, float | None] | Stop:
         """val_loss and, for classes, val_accuracy: means over all good records; None if not finite. For classes of
         texts also val_f1, as `F1` says.
 
@@ -147,36 +157,47 @@ class Validation:
             for batch in self._counted(batches):
                 if (wish := stop()) is not Stop.GO:
                     return wish
+                own = batch.own
+                if own is None:
+                    continue
                 with autocast(dtype, device):
-                    outputs = self.forward(batch.x)
-                    loss_sum += self._loss(outputs, batch.y).double() * len(batch.y)
+                    outputs = self.forward(own.x)
+                    loss_sum += self._loss(outputs, own.y).double() * len(own.y)
                 if setup.classes is not None:
                     top1 = logits_of(flatten_outputs(outputs)).argmax(1)
-                    right += (top1 == batch.y).sum()
+                    right += (top1 == own.y).sum()
                     if f1 is not None:
-                        f1.count(top1, batch.y)
-                seen += len(batch.y)
+                        f1.count(top1, own.y)
+                seen += len(own.y)
+        total, right_ones, seen = self._summed(float(loss_sum), int(right), seen)
         if not seen:
             raise DataError("train.validation.source: no good record to validate on; expected at least one")
-        loss = float(loss_sum) / seen
+        loss = total / seen
         measured: dict[str, float | None] = {"val_loss": loss if math.isfinite(loss) else None}
         if setup.classes is not None:
-            measured["val_accuracy"] = int(right) / seen
+            measured["val_accuracy"] = right_ones / seen
         if f1 is not None:
             measured["val_f1"] = f1.value()
         return measured
 
-    def _counted(self, batches: Iterable[DeviceBatch]) -> Iterator[DeviceBatch]:
+    def _summed(self, loss: float, right: int, seen: int) -> tuple[float, int, int]:
+        """The same sums over all ranks, in their order."""
+        if self._gang is None:
+            return loss, right, seen
+        losses, rights, counts = zip(*self._gang.gather([loss, right, seen]), strict=True)
+        return math.fsum(losses), sum(rights), sum(counts)
+
+    def _counted(self, batches: Iterable[Joint]) -> Iterator[Joint]:
         """The same batches. The first validation with bad records says so in an event. Raises DataError."""
         bad: list[BadRecord] = []
         for batch in batches:
             if batch.host.bad:
                 bad += batch.host.bad
-                enforce_threshold(self.setup.spec.run, len(bad), self._records, bad, what="held-out records")
+                enforce_threshold(self.setup.spec.run, len(bad), self.records, bad, what="held-out records")
             yield batch
         if bad and not self._bad:
             first = f"the first is {bad[0].id}: {bad[0].reason}"
-            text = f"validations leave out {len(bad)} of {self._records} records; {first}"
+            text = f"validations leave out {len(bad)} of {self.records} records; {first}"
             self._event("bad-records", text, {"bad": len(bad)})
         self._bad = len(bad)
 

@@ -1,0 +1,43 @@
+"""Starts the other ranks of a job, if it has any, each as a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from nimble_jobs.workloads.training.ranks.followers import Followers
+from nimble_jobs.workloads.training.ranks.places import places
+from nimble_jobs.workloads.training.session import Session
+
+_LONGEST_S = 1800.0  # for another rank, if nothing limits how long a job may stand still
+
+
+@contextmanager
+def started(session: Session, count: int) -> Iterator[Followers]:
+    """The processes of the other ranks, which open the same data and load the same model meanwhile.
+
+    Raises UsageError and JobFailed as `places`; what a rank says of its failure takes the place of RankLost.
+    """
+    context, job = session.context, session.context.job
+    with places(context.store, session.device, count) as devices:
+        text = f"trains on {count} devices: {', '.join(devices)}"
+        context.event("ranks", text, {"devices": devices})
+        with Followers.start(
+            devices,
+            timeout_s=_timeout_s(session),
+            home=str(context.store.home),
+            job=job.id,
+            attempt=job.attempt,
+            threads=torch.get_num_threads(),
+        ) as followers:
+            yield followers
+
+
+def _timeout_s(session: Session) -> float:
+    """How long a rank waits for another one: as long as the job may stand still."""
+    stall = session.spec.run.stall
+    if stall is None:
+        stall = session.context.store.settings.usable().limits.stall
+    return float(stall) if isinstance(stall, int | float) else _LONGEST_S

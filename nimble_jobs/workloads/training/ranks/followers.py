@@ -1,0 +1,223 @@
+"""The leader's side of the other ranks' processes: starts them, hears from them, and ends them.
+
+A follower writes one JSON line: {"ready": true} once it has its step, or {"error": ...} if it fails. It reads two: what
+it is to do, and once the leader has its own step, how that step runs. It ends when the leader does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from nimble_jobs import errors
+from nimble_jobs.errors import JobFailed, NimbleError, RankLost
+from nimble_jobs.workloads.training.ranks.gang import Gang
+
+log = logging.getLogger(__name__)
+
+PROGRAM = "nimble_jobs.workloads.training.follower"
+_LOOK_S = 0.1
+_LEAVING_S = 20.0  # for followers to end by themselves after a training
+_TELLING_S = 5.0  # for a follower that failed to say why
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What a follower is told first."""
+
+    home: str
+    job: str
+    attempt: int
+    rank: int
+    count: int
+    device: str
+    threads: int  # that it computes with on a CPU
+    meeting: str  # path of the file where the ranks meet
+    timeout_s: float  # the longest wait for another rank
+
+
+class Followers:
+    """The processes of all ranks but the first. Use it in a `with` block; afterwards none of them is left."""
+
+    def __init__(self, parts: Sequence[Part], folder: tempfile.TemporaryDirectory[str]) -> None:
+        """`folder` holds their meeting, and is removed afterwards."""
+        self._folder = folder
+        self._running: list[_Follower] = []
+        self._closing = False
+        self._meeting, self._timeout_s, self._count = Path(parts[0].meeting), parts[0].timeout_s, parts[0].count
+        try:
+            for part in parts:
+                self._running.append(_Follower(part))
+        except OSError as e:
+            self._end()
+            raise JobFailed(f"run.gpus: a process for another rank could not be started: {e.strerror or e}") from e
+
+    @classmethod
+    def start(cls, devices: Sequence[str], *, timeout_s: float, **given: Any) -> Self:
+        """A process for each device but the first, which is the leader's. `given` is the rest of each `Part`."""
+        folder = tempfile.TemporaryDirectory(prefix="nimble-jobs-ranks-", ignore_cleanup_errors=True)
+        meeting = str(Path(folder.name) / "meeting")
+        parts = [
+            Part(rank=rank, count=len(devices), device=device, meeting=meeting, timeout_s=timeout_s, **given)
+            for rank, device in enumerate(devices)
+            if rank
+        ]
+        return cls(parts, folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        told = self._told() if isinstance(error, RankLost) else None
+        self._end(at_once=error is not None)
+        if told is not None:
+            raise told from error
+
+    def meet(self, order: Mapping[str, Any], device: torch.device, check: Callable[[], None]) -> Gang:
+        """Tell all what the leader's step is, wait until they have theirs, and connect.
+
+        `check` is called meanwhile, and may raise. Raises what a follower says, and RankLost.
+        """
+        for follower in self._running:
+            follower.tell(order)
+        for follower in self._running:
+            follower.wait(check)
+        gang = Gang.connect(self._meeting, 0, self._count, device, timeout_s=self._timeout_s)
+        threading.Thread(target=self._watch, args=(gang,), name="nimble-ranks", daemon=True).start()
+        return gang
+
+    def _watch(self, gang: Gang) -> None:
+        """End what the leader's device waits for once a rank has died. Its host hears of that from the connection."""
+        while not self._closing:
+            if any(follower.process.poll() is not None for follower in self._running) and not self._closing:
+                log.warning("a process of another rank has ended")
+                gang.abort()
+                return
+            time.sleep(_LOOK_S)
+
+    def _told(self) -> NimbleError | None:
+        """What a follower says of its failure, or which of them died; None if all of them live."""
+        until = time.monotonic() + _TELLING_S
+        while True:
+            told = [failure for f in self._running if (failure := f.failure()) is not None]
+            if told:
+                return told[0]
+            silent = [f for f in self._running if f.silent]
+            if len(silent) == len(self._running) or time.monotonic() > until:
+                return silent[0].died() if silent else None
+            time.sleep(_LOOK_S)
+
+    def _end(self, *, at_once: bool = True) -> None:
+        self._closing = True
+        until = time.monotonic() + (0.0 if at_once else _LEAVING_S)
+        for follower in self._running:
+            follower.end(max(0.0, until - time.monotonic()))
+        self._folder.cleanup()
+
+
+class _Follower:
+    """One process."""
+
+    def __init__(self, part: Part) -> None:
+        self.rank = part.rank
+        self._ready = False
+        self._failure: NimbleError | None = None
+        self._heard = bytearray()
+        self.silent = False  # it will say nothing more
+        self._ear, mouth = os.pipe()
+        try:
+            command = [sys.executable, "-m", PROGRAM, str(mouth), str(os.getpid())]
+            self.process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(mouth,))  # noqa: S603 - our own
+        finally:
+            os.close(mouth)
+        self.tell(asdict(part))
+
+    def tell(self, order: Mapping[str, Any]) -> None:
+        """Write it a line. If it is dead, `wait` says so."""
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps(order).encode() + b"\n")
+            self.process.stdin.flush()
+        except OSError:
+            log.warning("rank %d no longer listens", self.rank)
+
+    def wait(self, check: Callable[[], None]) -> None:
+        """Wait until it is ready. Raises what it says, and RankLost if it dies."""
+        while not self._ready:
+            check()
+            told = self.failure(wait_s=_LOOK_S)
+            if told is not None:
+                raise told
+            if self.silent and not self._ready:
+                raise self.died()
+
+    def died(self) -> RankLost:
+        """That it is gone, once it is silent."""
+        return RankLost(f"the process of rank {self.rank} ended: {_ending(self.process.wait())}")
+
+    def failure(self, wait_s: float = 0.0) -> NimbleError | None:
+        """What it has said of its failure so far."""
+        self._listen(wait_s)
+        return self._failure
+
+    def end(self, wait_s: float) -> None:
+        """Let it end by itself for a while, then kill it."""
+        assert self.process.stdin is not None
+        try:
+            self.process.wait(wait_s if wait_s > 0 else 0.001)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        try:
+            self.process.stdin.close()
+        except OSError:  # what was not written any more
+            log.debug("rank %d had not read all", self.rank)
+        os.close(self._ear)
+        self.silent = True
+
+    def _listen(self, wait_s: float) -> None:
+        if self.silent or not select.select([self._ear], [], [], wait_s)[0]:
+            return
+        found = os.read(self._ear, 1 << 16)
+        self.silent = not found
+        self._heard += found
+        while b"\n" in self._heard:
+            line, _, rest = self._heard.partition(b"\n")
+            self._heard = bytearray(rest)
+            said = json.loads(line)
+            self._ready = self._ready or "ready" in said
+            if "error" in said:
+                self._failure = _raised(self.rank, **said["error"])
+
+
+def told_as(error: NimbleError) -> dict[str, str]:
+    """An error as a follower says it."""
+    return {"kind": type(error).__name__, "message": str(error)}
+
+
+def _raised(rank: int, *, kind: str, message: str) -> NimbleError:
+    """The error that a follower says, as the leader raises it."""
+    found = getattr(errors, kind, JobFailed)
+    text = f"rank {rank}: {message}"
+    try:
+        return found(text) if issubclass(found, NimbleError) else JobFailed(text)
+    except TypeError:  # one that takes more than a message
+        return JobFailed(text)
+
+
+def _ending(code: int) -> str:
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
