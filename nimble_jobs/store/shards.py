@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import FencedOut
 from nimble_jobs.job import Job, JobState, ShardClaim
+from nimble_jobs.plural import count
 from nimble_jobs.store.changes import AS_IT_IS, changed
 from nimble_jobs.store.records import job_record
 from nimble_jobs.store.shard_changes import (
@@ -36,7 +37,7 @@ from nimble_jobs.store.shard_changes import (
 from nimble_jobs.store.shard_queries import ShardQueries, wanting
 from nimble_jobs.store.shard_tables import MemberRow, ShardRow
 from nimble_jobs.store.tables import JobRow
-from nimble_jobs.store.transitions import held, owns, record_event
+from nimble_jobs.store.transitions import End, held, leave_running, owns, record_event
 
 _AHEAD = 4  # a claim takes this share of what each member has left on average, so that none holds many at the end
 _MOST = 32  # shards in a claim
@@ -49,7 +50,7 @@ class Left(StrEnum):
     NOTHING = "nothing"  # others go on, or the attempt is over
     END = "end"  # nobody is left: the attempt is to be ended by whoever asks
     AGAIN = "again"  # nobody is left, but a shard was given up: the job is to be queued again, as after a stop
-    FAIL = "fail"  # more shards have failed than the job tolerates
+    FAILED = "failed"  # more shards have failed than the job tolerates, so the job has failed
 
 
 class Shards(ShardQueries):
@@ -224,8 +225,11 @@ class Shards(ShardQueries):
             given_up = 0
             if error is not None:
                 given_up, failed = give_up(session, row, opened, now)
-                if failed > tolerated(row):
-                    return Left.FAIL
+                if failed > tolerated(row):  # in this transaction, so that no other member can publish first
+                    why = f"{count(failed, 'shard')} failed {row.max_attempts} times, the last time with: {error}"
+                    end = End(to=JobState.FAILED, message=why, error=why)
+                    leave_running(session, job.id, job.attempt, end, now=now)
+                    return Left.FAILED
                 if not given_up and hopeless(session, row):
                     return Left.END
             others = active(session, job)
@@ -242,8 +246,11 @@ class Shards(ShardQueries):
 
         return self._db.write(work)
 
-    def recover(self, alive: Callable[[str], bool], now: float) -> None:
-        """Members whose worker is gone leave their jobs; other members go on. Jobs without any are left alone."""
+    def recover(self, alive: Callable[[str], bool], now: float) -> list[Job]:
+        """Members whose worker is gone leave their jobs; other members go on. Jobs without any are left alone.
+
+        Returns the jobs that have failed with that.
+        """
         query = (
             select(MemberRow.worker, JobRow.id)
             .join(JobRow, JobRow.id == MemberRow.job)
@@ -253,11 +260,16 @@ class Shards(ShardQueries):
                 MemberRow.left_at.is_(None),
             )
         )
+        failed: list[Job] = []
         for worker, job in self._db.read(lambda session: session.execute(query).all()):
             if not alive(worker):
-                self._bury(worker, job, now)
+                failed += self._bury(worker, job, now)
+        return failed
 
-    def _bury(self, worker: str, job: str, now: float) -> None:
-        row = self._db.read(lambda session: session.scalar(select(JobRow).where(JobRow.id == job)))
-        if row is not None:
-            self._leave(replace(job_record(row), worker=worker), now, f"worker {worker} died", if_active=True)
+    def _bury(self, worker: str, job_id: str, now: float) -> list[Job]:
+        row = self._db.read(lambda session: session.scalar(select(JobRow).where(JobRow.id == job_id)))
+        if row is None:
+            return []
+        job = replace(job_record(row), worker=worker)
+        left = self._leave(job, now, f"worker {worker} died", if_active=True)
+        return [replace(job, state=JobState.FAILED)] if left is Left.FAILED else []

@@ -43,8 +43,8 @@ class Store(Contents):
 
     def recover(self, now: float) -> list[Job]:
         """End the attempts of workers that are no longer alive, and forget their residents. Returns the jobs."""
-        self.shards.recover(self.workers.census(), now)
-        lost = self.jobs.recover(self.workers.census(), now)
+        lost = self.shards.recover(self.workers.census(), now)
+        lost += self.jobs.recover(self.workers.census(), now)
         self.schedules.forget_residents(self.workers.alive)
         self.orders.forget(self.workers.alive)
         self.workers.forget()

@@ -10,7 +10,6 @@ import time
 
 from nimble_jobs.errors import JobFailed, NimbleError
 from nimble_jobs.job import Job
-from nimble_jobs.plural import count
 from nimble_jobs.store import Left, Store
 from nimble_jobs.worker import endings
 
@@ -62,11 +61,8 @@ def _to_end(store: Store, job: Job, error: str) -> bool:
             return True
         case Left.AGAIN:
             endings.requeued(store.jobs, job, error)
-        case Left.FAIL:
-            shards = store.shards.counts(job).failed
-            text = f"{count(shards, 'shard')} failed {job.max_attempts} times, the last one with: {error}"
-            store.jobs.fail(job.id, job.attempt, error=text, retry=False, now=time.time())
-            log.warning("%s: attempt %d failed: %s", job.id, job.attempt, text)
+        case Left.FAILED:
+            log.warning("%s: attempt %d failed, because a shard failed again and again: %s", job.id, job.attempt, error)
         case Left.NOTHING:
             log.warning("%s: this worker left attempt %d: %s", job.id, job.attempt, error)
     return False

@@ -131,7 +131,7 @@ def test_a_shard_that_failed_is_claimed_alone(store: Store) -> None:
     assert (first.index, first.suspect) == (held[0], True)
 
 
-@pytest.mark.parametrize(("tolerated", "result"), [(0, Left.FAIL), (1, Left.NOTHING)])
+@pytest.mark.parametrize(("tolerated", "result"), [(0, Left.FAILED), (1, Left.NOTHING)])
 def test_a_shard_that_fails_again_and_again(store: Store, tolerated: int, result: Left) -> None:
     """After run.retry.max_attempts failures it is given up. Its records are bad records, if the job tolerates it."""
     lead = begun(store, max_failed_shards=tolerated)
@@ -144,7 +144,23 @@ def test_a_shard_that_fails_again_and_again(store: Store, tolerated: int, result
         assert store.shards.leave(worker, now=NOW, error="odd") is left
     found = store.jobs.get(lead.id)
     assert (found.records_done, found.records_bad) == (100, 10)
-    assert [(claim.index, error) for claim, error in store.shards.failed(lead)] == [(0, "odd")]
+    if tolerated:
+        assert [(claim.index, error) for claim, error in store.shards.failed(lead)] == [(0, "odd")]
+    else:
+        assert (found.state, found.error) == (JobState.FAILED, "1 shard failed 3 times, the last time with: odd")
+
+
+def test_a_shard_whose_members_die_with_their_workers(store: Store) -> None:
+    """Whoever finds them dead ends the job, as the workers would have: its other members must not publish it."""
+    lead = begun(store)
+    for index in range(1, 10):
+        store.shards.finish(lead, index, "s" * 64, 0, NOW)
+    for worker in ("x", "y", "z"):
+        assert claim(store, joined(store, worker)) == [0]
+        ended = store.shards.recover(lambda id_, dead=worker: id_ != dead, NOW)
+    assert [(job.id, job.state) for job in ended] == [(lead.id, JobState.FAILED)]
+    with pytest.raises(FencedOut):
+        store.shards.claim(lead, suspects=True)
 
 
 def test_a_copy_outlives_its_first_holder(store: Store) -> None:
