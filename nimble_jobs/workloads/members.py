@@ -108,10 +108,15 @@ class Part:
         return self._patiently(lambda _now: self._context.store.shards.leads(self._job))
 
     def complete(self, staging: Staging, reader: Reader) -> None:
-        """Take over all members' shards for publication. The records of shards that have failed are bad records."""
+        """Take over all members' shards for publication. The records of shards that have failed are bad records.
+
+        Raises DataError for too many other bad records.
+        """
         if staging.finished is not None:  # another one published, and died before it could say so
             return
         self._context.patience.through(lambda: staging.adopt(last=True))
+        # Whoever finished the shard with the last one may have died before it could end the job.
+        enforce_threshold(self._context.spec.run, len(staging.bad), self._total, staging.bad)
         for claim, error in self._patiently(lambda _now: self._context.store.shards.failed(self._job)):
             if claim.index not in staging.done:
                 why = f"its shard {claim.index} failed: {error}"

@@ -1,0 +1,92 @@
+"""A member's part of a job, over a real store: what it publishes, and when it counts as overtaken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nimble_jobs import spec as specs
+from nimble_jobs.data import BadRecord, Staging
+from nimble_jobs.errors import DataError
+from nimble_jobs.job import Job
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import resolve
+from nimble_jobs.workloads.context import JobContext, Stop
+from nimble_jobs.workloads.members import Part
+from tests.store_samples import NOW, queued
+
+SHARDS = [(0, 10), (10, 20)]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(resolve(str(tmp_path / "home"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def lead(store: Store, tmp_path: Path) -> Part:
+    """The part of the member that has claimed the job and opened its shards."""
+    np.save(tmp_path / "x.npy", np.zeros((20, 2), np.float32))
+    spec = {
+        "version": 1,
+        "name": "n",
+        "kind": "score",
+        "model": {"source": "torchvision:resnet18"},
+        "input": {"source": str(tmp_path / "x.npy"), "format": "npy", "batch_size": 5},
+        "output": {"path": str(tmp_path / "out"), "format": "npy", "fields": ["logits"], "shard_size": 10},
+        "run": {"gpus": 2, "error_threshold": 0.05},
+    }
+    queued(store, spec=specs.dump(specs.restore(spec)), name="n", kind="score", now=NOW)
+    job = store.jobs.claim("a", device="cpu", now=NOW)
+    assert job is not None
+    part = part_of(store, job)
+    part.open(SHARDS, staging(part))
+    return part
+
+
+def part_of(store: Store, job: Job) -> Part:
+    context = JobContext(
+        job=job,
+        spec=specs.restore(job.spec),
+        device="cpu",
+        store=store,
+        residents=None,  # type: ignore[arg-type]  # nothing is loaded
+        stop=lambda: Stop.GO,
+        report=lambda **_values: None,
+        event=lambda *_event: None,
+        membership=store.membership(job),
+    )
+    return Part(context, 20, size=5, basis="basis")
+
+
+def staging(part: Part) -> Staging:
+    """The place from which the member publishes."""
+    job, context = part._job, part._context
+    return Staging(context.spec.output, job.id, job.attempt, ledger=context.store.publications, basis="basis")
+
+
+def bad(index: int) -> BadRecord:
+    return BadRecord(index=index, id=str(index), reason="odd")
+
+
+def columns(records: int) -> dict[str, Any]:
+    return {"logits": np.zeros((records, 2), np.float32)}
+
+
+def test_too_many_bad_records_of_a_member_that_died(store: Store, lead: Part) -> None:
+    """A member finishes the shard with one bad record too many, and dies before it can end the job. The other member
+    publishes nothing.
+    """
+    joined = store.shards.join("b", "cpu", NOW)
+    assert joined is not None
+    other = part_of(store, joined)
+    lead.staging.write_shard(0, columns(9), [bad(3)])
+    with pytest.raises(DataError, match="2 of 20 records are bad"):
+        other.staging.write_shard(1, columns(9), [bad(13)])
+    with pytest.raises(DataError, match="2 of 20 records are bad, more than run.error_threshold 0.05 allows"):
+        lead.complete(staging(lead), None)  # type: ignore[arg-type]  # no shard has failed
