@@ -176,26 +176,26 @@ class Shards(ShardQueries):
 
         return self._db.write(work)
 
-    def leads(self, job: Job) -> bool:
-        """Whether this member is to publish. Raises FencedOut."""
-        query = select(JobRow.worker).where(
-            JobRow.id == job.id, JobRow.attempt == job.attempt, JobRow.state == JobState.RUNNING.value
-        )
-        worker = self._db.read(lambda session: session.scalar(query))
-        if worker is None:
-            raise FencedOut
-        return worker == job.worker
-
     def release(self, job: Job) -> None:
-        """The member no longer works on the shards that it holds; others may take them."""
-        self._db.write(lambda session: release(session, job, None))
+        """The member no longer works on the shards that it holds; others may take them. Raises FencedOut."""
+
+        def work(session: Session) -> None:
+            if not owns(session, job.id, job.attempt):
+                raise FencedOut
+            release(session, job, None)
+
+        self._db.write(work)
 
     def retire(self, job: Job, now: float) -> bool:
-        """Leave, because there is nothing left to do. False if the member leads by now, and so must stay."""
+        """Leave, because there is nothing left to do. False if the member leads by now, and so must stay. Raises
+        FencedOut.
+        """
 
         def work(session: Session) -> bool:
             row = held(session, job.id, job.attempt)
-            if row is not None and row.worker == job.worker:
+            if row is None:
+                raise FencedOut
+            if row.worker == job.worker:
                 return False
             release(session, job, None)
             changed(session, update(MemberRow).where(*me(job)).values(left_at=now))

@@ -103,9 +103,7 @@ class Part:
 
     def publishes(self) -> bool:
         """Whether it is up to this member to publish; otherwise it has left the job. Raises FencedOut."""
-        if self._patiently(lambda now: self._context.store.shards.retire(self._job, now)):
-            return False
-        return self._patiently(lambda _now: self._context.store.shards.leads(self._job))
+        return not self._patiently(lambda now: self._context.store.shards.retire(self._job, now))
 
     def complete(self, staging: Staging, reader: Reader) -> None:
         """Take over all members' shards for publication. The records of shards that have failed are bad records.
