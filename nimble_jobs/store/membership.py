@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from typing import Unpack
 
@@ -29,16 +30,19 @@ class Membership:
         self._db, self._jobs, self._shards, self._job = database, jobs, shards, job
         self._held: set[int] = set()
         self._phase: str | None = None  # as it is stored
+        self._lock = threading.Lock()  # guards _held and overtaken
         self.overtaken = False  # others have finished all shards that it holds
 
     def holds(self, indexes: Collection[int]) -> None:
         """The member works on these shards too."""
-        self.overtaken = False
-        self._held = self._held | set(indexes)
+        with self._lock:
+            self._held.update(indexes)
+            self.overtaken = False
 
     def drops(self, indexes: Collection[int] | None = None) -> None:
         """The member no longer works on these, or on any."""
-        self._held = set() if indexes is None else self._held - set(indexes)
+        with self._lock:
+            self._held = set() if indexes is None else self._held.difference(indexes)
 
     def progress(self, job_id: str, attempt: int, **progress: Unpack[Progress]) -> bool:
         """As `Jobs.progress`, but counts of records come from finished shards.
@@ -63,10 +67,11 @@ class Membership:
 
     def cancel_wanted(self, job_id: str, attempt: int) -> bool:
         """As `Jobs.cancel_wanted`. Also looks whether others have overtaken the member."""
-        holding = self._held
-        if holding:
-            overtaken = self._shards.settled(self._job, holding) == holding
-            self.overtaken = overtaken and holding == self._held
+        with self._lock:
+            holding = set(self._held)
+        if holding and self._shards.settled(self._job, holding) == holding:
+            with self._lock:
+                self.overtaken = holding == self._held
         return self._jobs.cancel_wanted(job_id, attempt)
 
     def _report(self, session: Session, job_id: str, attempt: int, progress: Progress) -> bool:

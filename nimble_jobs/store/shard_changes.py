@@ -22,12 +22,17 @@ from nimble_jobs.store.transitions import owns, record_event
 _ROWS = 1000  # rows in one statement
 
 
+def fence(session: Session, job: Job) -> None:
+    """Lock the job's row. Raises FencedOut if the attempt no longer runs it."""
+    if not owns(session, job.id, job.attempt):
+        raise FencedOut
+
+
 def reset(
     session: Session, *, job: Job, bounds: Sequence[tuple[int, int]], piece: range, done: Collection[int]
 ) -> None:
     """Write the rows of these shards anew. Failures of earlier attempts stay. Raises FencedOut."""
-    if not owns(session, job.id, job.attempt):
-        raise FencedOut
+    fence(session, job)
     these = (ShardRow.job == job.id, ShardRow.index >= piece.start, ShardRow.index < piece.stop)
     query = select(ShardRow.index, ShardRow.failures, ShardRow.state, ShardRow.error).where(*these)
     before = {index: (failures, state, error) for index, failures, state, error in session.execute(query).all()}

@@ -24,6 +24,7 @@ from nimble_jobs.store.shard_changes import (
     active,
     drop_from,
     enter,
+    fence,
     first_active,
     give_up,
     hopeless,
@@ -37,7 +38,7 @@ from nimble_jobs.store.shard_changes import (
 from nimble_jobs.store.shard_queries import ShardQueries, wanting
 from nimble_jobs.store.shard_tables import MemberRow, ShardRow
 from nimble_jobs.store.tables import JobRow
-from nimble_jobs.store.transitions import End, held, leave_running, owns, record_event
+from nimble_jobs.store.transitions import End, held, leave_running, record_event
 
 _AHEAD = 4  # a claim takes this share of what each member has left on average, so that none holds many at the end
 _MOST = 32  # shards in a claim
@@ -74,8 +75,7 @@ class Shards(ShardQueries):
         records = sum(stop - start for index, (start, stop) in enumerate(bounds) if index in done)
 
         def work(session: Session) -> None:
-            if not owns(session, job.id, job.attempt):
-                raise FencedOut
+            fence(session, job)
             given_up = drop_from(session, job.id, len(bounds))
             counts = {
                 "records_done": records + given_up,
@@ -116,8 +116,7 @@ class Shards(ShardQueries):
         """
 
         def work(session: Session) -> list[ShardClaim]:
-            if not owns(session, job.id, job.attempt):
-                raise FencedOut
+            fence(session, job)
             is_open = (ShardRow.job == job.id, ShardRow.state == "open")
             sound = (*is_open, ShardRow.failures == 0)
             members = max(1, active(session, job))
@@ -137,8 +136,7 @@ class Shards(ShardQueries):
         """Take a second copy of a shard that another member works on; None if that is over. Raises FencedOut."""
 
         def work(session: Session) -> ShardClaim | None:
-            if not owns(session, job.id, job.attempt):
-                raise FencedOut
+            fence(session, job)
             row = session.get(ShardRow, (job.id, index))
             if row is None or row.state != "running" or row.second is not None or row.worker == job.worker:
                 return None
@@ -156,8 +154,7 @@ class Shards(ShardQueries):
         """
 
         def work(session: Session) -> int:
-            if not owns(session, job.id, job.attempt):
-                raise FencedOut
+            fence(session, job)
             unfinished = (ShardRow.job == job.id, ShardRow.index == index, ShardRow.state.in_(("open", "running")))
             values = {"state": "done", "worker": str(job.worker), "second": None, "sha256": sha256, "error": None}
             first = update(ShardRow).where(*unfinished).values(**values)
@@ -180,8 +177,7 @@ class Shards(ShardQueries):
         """The member no longer works on the shards that it holds; others may take them. Raises FencedOut."""
 
         def work(session: Session) -> None:
-            if not owns(session, job.id, job.attempt):
-                raise FencedOut
+            fence(session, job)
             release(session, job, None)
 
         self._db.write(work)

@@ -148,8 +148,8 @@ class Part:
 
     def _finished(self, shard: Shard, digest: str) -> None:
         """A shard is written. Raises DataError if the members together found too many bad records."""
+        self._membership.drops([shard.index])  # first, or the member might seem to have been overtaken by itself
         bad = self._context.store.shards.finish(self._job, shard.index, digest, len(shard.bad), time.time())
-        self._membership.drops([shard.index])
         if shard.bad:
             enforce_threshold(self._context.spec.run, bad, self._total, shard.bad)
 
