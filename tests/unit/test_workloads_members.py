@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.job import Job
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from nimble_jobs.workloads.context import JobContext, Stop
+from nimble_jobs.workloads.context import JobContext, Stop, Stopped
 from nimble_jobs.workloads.members import Part
 from tests.store_samples import NOW, queued
 
@@ -50,14 +50,14 @@ def lead(store: Store, tmp_path: Path) -> Part:
     return part
 
 
-def part_of(store: Store, job: Job) -> Part:
+def part_of(store: Store, job: Job, stop: Callable[[], Stop] = lambda: Stop.GO) -> Part:
     context = JobContext(
         job=job,
         spec=specs.restore(job.spec),
         device="cpu",
         store=store,
         residents=None,  # type: ignore[arg-type]  # nothing is loaded
-        stop=lambda: Stop.GO,
+        stop=stop,
         report=lambda **_values: None,
         event=lambda *_event: None,
         membership=store.membership(job),
@@ -130,3 +130,20 @@ def test_shards_that_are_finished_while_others_are_claimed(store: Store, lead: P
     store.shards.finish(job, 1, "s" * 64, 0, NOW)
     membership.cancel_wanted(job.id, job.attempt)
     assert membership.overtaken
+
+
+def test_a_member_that_waits_leaves_the_write_lock_alone(
+    store: Store, lead: Part, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While others work on the last shards it only looks, since each claim would hold up whoever writes."""
+    store.shards.claim(lead._job, suspects=False)
+    joined = store.shards.join("b", "cpu", NOW)
+    assert joined is not None
+    store.shards.claim(joined, suspects=False)
+    looks = iter([Stop.GO, Stop.GO, Stop.DRAIN])
+    waiting = part_of(store, joined, lambda: next(looks))
+    monkeypatch.setattr("nimble_jobs.workloads.members.pause_s", lambda *_given, **_how: 0.0)
+    monkeypatch.setattr("nimble_jobs.workloads.members.worth_a_copy", lambda *_given: None)
+    monkeypatch.setattr(store._database, "write", lambda *_given, **_how: pytest.fail("it takes the write lock"))
+    with pytest.raises(Stopped):
+        waiting._next()
