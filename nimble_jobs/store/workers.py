@@ -140,7 +140,7 @@ class Workers:
 
     def here(self, info: WorkerInfo) -> bool:
         """Whether this is a worker of this state folder, so that its process id means something here."""
-        return self._leases is None or info.info.get("folder") == folder_id(self._folder)
+        return self._leases is None or self._is_here(info.info["boot"], info.info["folder"])
 
     def alive(self, worker_id: str) -> bool:
         """Whether this worker is alive. If its info file cannot be read, the holder of a lock counts as alive."""
@@ -207,12 +207,15 @@ class Workers:
                 # Times of another boot's clock mean nothing here.
                 other = () if holder.boot == boot_id() else ("seen_at", "moved_at")
                 known = {name: value for name, value in holder.info.items() if name not in other}
-                yield _told(holder.id, known | {"host": holder.host, "folder": holder.folder})
+                yield _told(holder.id, known | {"host": holder.host, "boot": holder.boot, "folder": holder.folder})
 
     def _died_here(self, holder: Holder) -> bool:
         """Whether it was a worker of this folder, on this machine, whose lock is free: its lease only has to end."""
-        mine = holder.boot == boot_id() and holder.folder == folder_id(self._folder)
-        return mine and not self._locked(holder.id)
+        return self._is_here(holder.boot, holder.folder) and not self._locked(holder.id)
+
+    def _is_here(self, boot: str, folder: str) -> bool:
+        """Whether this is the folder, on this machine. Another machine may have one of the same device and inode."""
+        return boot == boot_id() and folder == folder_id(self._folder)
 
     def _slots(self) -> Iterator[int]:
         return iter(sorted(int(file.stem) for file in self._folder.glob("*.lock") if file.stem.isdigit()))

@@ -72,6 +72,16 @@ def test_a_worker_of_this_home_without_its_lock_is_dead_at_once(homes: Homes) ->
         assert homes.other.workers.alive(lease.id)
 
 
+def test_a_folder_of_another_machine_is_not_this_one(homes: Homes) -> None:
+    """Machines made from one image number their folders alike, and the same process id is another process there."""
+    with homes.one.workers.hold({"role": "worker"}):
+        (info,) = homes.one.workers.live()
+        assert homes.one.workers.here(info)
+        homes.other.jobs._db.write(lambda session: session.execute(text("UPDATE workers SET boot = 'another'")))
+        (info,) = homes.one.workers.live()
+        assert not homes.one.workers.here(info)
+
+
 @pytest.mark.usefixtures("short")
 def test_a_lease_is_renewed_with_what_the_worker_tells(homes: Homes) -> None:
     """It runs for longer than it was given for, and others see news at once."""
