@@ -91,6 +91,7 @@ BAD_SETTINGS = (
     _bad("a database of another kind", "database: mysql://u:secret@h/d\n", "{file}:1: database: found an address of another kind; expected postgresql+psycopg://USER@HOST/NAME, or sqlite:////PATH"),
     _bad("a database with its password", "database: postgresql+psycopg://u:secret@h/d\n", "{file}:1: database: found a password; expected an address without one; the password belongs in ~/.pgpass or PGPASSWORD"),
     _bad("a database with its password among the options", "database: postgresql+psycopg://u@h/d?password=secret\n", "{file}:1: database: found a password; expected an address without one; the password belongs in ~/.pgpass or PGPASSWORD"),
+    _bad("a database with a question mark in its password", "database: postgresql+psycopg://u:se?cret@h/d\n", "{file}:1: database: found a password; expected an address without one; the password belongs in ~/.pgpass or PGPASSWORD"),
     _bad("a section that is a number", "limits: 5\n", "{file}:1: limits: found 5; expected a mapping"),
     _bad("a section that is nothing", "limits:\n", "{file}:1: limits: is empty; expected a mapping"),
     _bad("a device that is none", "device: gpu0\n", "{file}:1: device: found 'gpu0'; expected auto, cpu, cuda or cuda:N"),

@@ -50,11 +50,11 @@ def _endpoint(text: str) -> str:
 
 def without_password(address: str) -> str:
     """A database's address without the password, in its place or among the options."""
-    head, _, query = address.partition("?")
-    scheme, _, rest = head.partition("://")
-    user, at, place = rest.rpartition("@")
+    scheme, _, rest = address.partition("://")
+    # A password may hold any other character too; all up to the last @ is taken for it.
+    place, _, query = re.sub(r"^([^:/?@]*):.*@", r"\1@", rest).partition("?")
     options = "&".join(each for each in query.split("&") if each.partition("=")[0].lower() not in _SECRETS)
-    return f"{scheme}://{user.partition(':')[0]}{at}{place}" + (f"?{options}" if options else "")
+    return f"{scheme}://{place}" + (f"?{options}" if options else "")
 
 
 def _database(text: str) -> str:

@@ -66,11 +66,6 @@ def check_url(text: str, source: str) -> None:
         raise StoreError(f"{source}: the address has several @; write %40 for an @ in the password, and %2F for a /")
 
 
-def secret_in(url: URL) -> bool:
-    """Whether a URL holds a password, in its place or among the options."""
-    return url.password is not None or not _SECRETS.isdisjoint(url.query)
-
-
 def shown(url: URL) -> str:
     """The URL without any password."""
     return url.difference_update_query(_SECRETS).render_as_string(hide_password=True)

@@ -11,6 +11,7 @@ import pytest
 from nimble_jobs.cli.config import text_of
 from nimble_jobs.errors import SettingsError
 from nimble_jobs.settings import Settings, Watched, check_file, json_schema, read_settings, variable
+from nimble_jobs.settings.fields import without_password
 from tests.bad_settings import BAD_SETTINGS, GOOD, BadSettings
 
 DAY_S = 86400.0
@@ -202,3 +203,17 @@ def test_the_examples_of_the_pages(path: Path) -> None:
     notify, allowed = (part.split("```")[0].partition("notify:\n")[2] for part in parts)
     path.write_text(f"notify:\n{notify}{allowed}")
     assert check_file(path).notify.ping == "https://hc-ping.com/${CHECK_ID}"
+
+
+@pytest.mark.parametrize("password", ["s?cret", "s/cret", "s@cret", "s:cret", "s&cret=1", "s#cret"])
+def test_a_password_is_removed_whatever_it_holds(password: str) -> None:
+    """Also where the address then cannot be used, because the variable is shown by `config show` before that."""
+    address = f"postgresql+psycopg://user:{password}@host/name"
+    assert without_password(f"{address}?sslmode=require") == "postgresql+psycopg://user@host/name?sslmode=require"
+
+
+@pytest.mark.parametrize(
+    "rest", ["user@host:5432/name", "host/name?user=a%40b", "user@[::1]:5432/name", "/name", "@/n"]
+)
+def test_an_address_without_a_password_stays_as_it_is(rest: str) -> None:
+    assert without_password(f"postgresql+psycopg://{rest}") == f"postgresql+psycopg://{rest}"
