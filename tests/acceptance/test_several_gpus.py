@@ -76,6 +76,13 @@ def job_spec(base: Path, name: str, **run: Any) -> dict[str, Any]:
     }
 
 
+def pause(base: Path, seconds: float) -> None:
+    """From now on, the model takes so long for a batch. The file is never half written."""
+    new = base / "pause.new"
+    new.write_text(str(seconds))
+    new.rename(base / "pause")
+
+
 def prepare(folder: Path) -> Path:
     """Input and model; the first column of a record is its position."""
     folder.mkdir(exist_ok=True)
@@ -84,7 +91,7 @@ def prepare(folder: Path) -> Path:
     x[:, 0] = np.arange(RECORDS)
     np.save(folder / "x.npy", x)
     (folder / "model.py").write_text(MODEL)
-    (folder / "pause").write_text("0")
+    pause(folder, 0)
     return folder
 
 
@@ -140,13 +147,18 @@ def alone(running: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return files(base / "alone")
 
 
-def under_way(store: Store, job: Job) -> list[Member]:
-    """The members, once two of them have finished some shards."""
+def under_way(store: Store, base: Path, job: Job, pause_s: float = 0.05) -> list[Member]:
+    """The members, once two of them have finished some shards.
+
+    Until the second one has joined, which takes a busy machine long, a test lets the job be so slow that it goes on.
+    """
 
     def both() -> list[Member]:
         members = store.shards.members(job.id)
         return members if len([m for m in members if m.records_done >= 2 * SHARD]) == 2 else []
 
+    until(lambda: len(store.shards.members(job.id)) == 2)
+    pause(base, pause_s)
     found: list[Member] = until(both)
     return found
 
@@ -184,10 +196,10 @@ def only_with_all(config: pytest.Config) -> None:
 
 def test_two_devices_publish_what_one_publishes(running: Store, base: Path, alone: dict[str, bytes]) -> None:
     """Both take a part of the shards, and the output is equal byte for byte. Nothing is left beside it."""
-    (base / "pause").write_text("0.1")
+    pause(base, 0.5)
     job = submit(running, base, "both", gpus=2)
-    under_way(running, job)
-    (base / "pause").write_text("0")
+    under_way(running, base, job)
+    pause(base, 0)
     done = ended(running, job)
     assert done.state is JobState.SUCCEEDED, done.error
     assert files(base / "both") == alone
@@ -205,10 +217,10 @@ def test_one_that_is_killed(
     """The others take its shards over within the same attempt, also from the one that led the job."""
     if not leads:
         only_with_all(pytestconfig)
-    (base / "pause").write_text("0.05")
+    pause(base, 0.5)
     job = submit(store, base, "both", gpus="all")
     with worker(store, base, "cpu,cpu") as process:
-        members = under_way(store, job)
+        members = under_way(store, base, job)
         lead = store.jobs.get(job.id).worker
         (victim,) = [m for m in members if (m.worker == lead) is leads]
         child_of(store, process, victim).kill()
@@ -227,10 +239,10 @@ def test_one_that_is_stopped(
     """The other one makes copies of its shards. If it leads, its process is ended after run.stall."""
     if leads:
         only_with_all(pytestconfig)
-    (base / "pause").write_text("0.05")
+    pause(base, 0.5)
     job = submit(store, base, "both", gpus=2, stall="3s")
     with worker(store, base, "cpu,cpu") as process:
-        members = under_way(store, job)
+        members = under_way(store, base, job)
         lead = store.jobs.get(job.id).worker
         (victim,) = [m for m in members if (m.worker == lead) is leads]
         stop(store, child_of(store, process, victim))
@@ -241,7 +253,7 @@ def test_one_that_is_stopped(
 
 def test_one_whose_device_faults(store: Store, base: Path, alone: dict[str, bytes]) -> None:
     """Its process is replaced, its shards are scored again, and the attempt goes on."""
-    (base / "pause").write_text("0.01")
+    pause(base, 0.01)
     (base / "do-fault-205").touch()
     job = submit(store, base, "both", gpus=2)
     with worker(store, base, "cpu,cpu"):
@@ -300,16 +312,16 @@ def test_too_many_bad_records_of_all_members(running: Store, base: Path) -> None
 
 def test_drain(store: Store, base: Path, alone: dict[str, bytes]) -> None:
     """SIGTERM gives the job back with all of its shards, and one device goes on."""
-    (base / "pause").write_text("0.05")
+    pause(base, 0.5)
     job = submit(store, base, "both", gpus=2)
     with worker(store, base, "cpu,cpu") as process:
-        under_way(store, job)
+        under_way(store, base, job)
         process.terminate()
         assert process.wait(20) == 0
     given_back = store.jobs.get(job.id)
     assert given_back.state is JobState.QUEUED
     assert [a.outcome for a in store.jobs.attempts(job.id)] == ["requeued"]
-    (base / "pause").write_text("0")
+    pause(base, 0)
     with worker(store, base, "cpu"):
         done = ended(store, job)
     assert (done.state, done.records_done) == (JobState.SUCCEEDED, RECORDS), done.error
@@ -318,9 +330,9 @@ def test_drain(store: Store, base: Path, alone: dict[str, bytes]) -> None:
 
 def test_cancel(running: Store, base: Path) -> None:
     """A cancelled job ends for all members."""
-    (base / "pause").write_text("0.05")
+    pause(base, 0.5)
     job = submit(running, base, "both", gpus=2)
-    under_way(running, job)
+    under_way(running, base, job)
     client.cancel(job.id, store=running)
     assert ended(running, job).state is JobState.CANCELLED
     until(lambda: not list(base.glob(".both*")))
@@ -328,15 +340,15 @@ def test_cancel(running: Store, base: Path) -> None:
 
 def test_a_killed_worker_beside_another_one(store: Store, base: Path, alone: dict[str, bytes]) -> None:
     """Members may belong to several workers. If the one that leads is killed as a whole, the others publish."""
-    (base / "pause").write_text("0.15")
+    pause(base, 0.5)
     job = submit(store, base, "both", gpus="all")
     with worker(store, base, "cpu") as first, worker(store, base, "cpu") as second:
-        under_way(store, job)
+        under_way(store, base, job, 0.2)
         lead = store.jobs.get(job.id).worker
         (pid,) = [info.pid for info in store.workers.live() if info.id == lead]
         (first if first.pid == pid else second).kill()
         until(lambda: store.jobs.get(job.id).worker != lead)
-        (base / "pause").write_text("0")
+        pause(base, 0)
         done = ended(store, job)
     assert (done.state, done.attempt) == (JobState.SUCCEEDED, 1), done.error
     assert files(base / "both") == alone
