@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import signal
@@ -201,17 +202,15 @@ def start_worker(
         settings = store.settings.now()
         device = device or settings.device
         gpu_memory_bytes = settings.gpu_memory if gpu_memory_bytes is None else gpu_memory_bytes
-        log_path = (
-            store.home / "logs" / f"worker-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}.log"
+        log_path = worker_log(store.home)
+        command = worker_command(
+            store.home,
+            device=device if devices is None else None,
+            devices=devices,
+            max_idle_s=max_idle_s,
+            max_time_s=max_time_s,
+            gpu_memory_bytes=gpu_memory_bytes,
         )
-        command = [sys.executable, "-P", "-m", "nimble_jobs.worker", "--home", str(store.home)]
-        command += ["--device", device] if devices is None else ["--devices", devices]
-        if max_idle_s is not None:
-            command += ["--max-idle-s", repr(max_idle_s)]
-        if max_time_s is not None:
-            command += ["--max-time-s", repr(max_time_s)]
-        if gpu_memory_bytes is not None:
-            command += ["--gpu-memory-bytes", str(gpu_memory_bytes)]
         with log_path.open("ab") as log:
             pid = os.posix_spawn(
                 command[0],
@@ -225,6 +224,22 @@ def start_worker(
                 setsid=True,  # so that neither closing the terminal nor Ctrl-C reaches the worker
             )
         return _await_ready(store, pid, log_path, time.monotonic() + timeout_s)
+
+
+def worker_command(home: Path, **options: str | float | None) -> list[str]:
+    """The command of a worker's process, with these options of `python -m nimble_jobs.worker`; None leaves one out."""
+    given = [(f"--{name.replace('_', '-')}", str(value)) for name, value in options.items() if value is not None]
+    return [sys.executable, "-P", "-m", "nimble_jobs.worker", "--home", str(home), *itertools.chain(*given)]
+
+
+def worker_log(home: Path) -> Path:
+    """A new name for the log of a worker's process."""
+    return home / "logs" / f"worker-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(3)}.log"
+
+
+def worker_error(log_path: Path) -> str:
+    """The last line of a worker's log without its time: why a worker ended that could not be used."""
+    return _tail(log_path).splitlines()[-1].rpartition(" ERROR ")[2]
 
 
 def stop_workers(
@@ -294,7 +309,7 @@ def _await_ready(store: Store, pid: int, log_path: Path, deadline: float) -> lis
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             if os.waitstatus_to_exitcode(status) == UsageError.exit_code:
-                raise UsageError(_tail(log_path).splitlines()[-1].rpartition(" ERROR ")[2])
+                raise UsageError(worker_error(log_path))
             raise NimbleError(f"the worker did not start:\n{_tail(log_path)}")
         time.sleep(0.05)
     os.kill(pid, signal.SIGTERM)

@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import Any
 
 _STARTED_WITH = os.environ.get("PYTHONPATH", "")
-_LEFT_OUT = ("__main__", "depthwise_triton", "migrations.env")  # they run, or need a GPU
+_LEFT_OUT = ("__main__", "depthwise_triton", "migrations.env", "ray.driver")  # they run, or need a GPU or Ray
 # What tests import while they run: with many tests, each of the test processes would import it.
 _LATE = (
     "matplotlib.pyplot",

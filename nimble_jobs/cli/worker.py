@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nimble_jobs.cli import options, output, worker_orders, worker_script, worker_service
+from nimble_jobs.cli import options, output, worker_orders, worker_ray, worker_script, worker_service
 from nimble_jobs.cli.chosen import chosen
 from nimble_jobs.cli.filters import Kind
 from nimble_jobs.cli.listing import Column, Selection, print_rows
@@ -16,7 +17,7 @@ from nimble_jobs.views.figures import Row
 from nimble_jobs.views.workers import worker_rows
 
 if TYPE_CHECKING:
-    pass
+    from nimble_jobs.settings import Settings as Configured
 
 app = typer.Typer(name="worker", help="Start, list and control the processes that run jobs.", no_args_is_help=True)
 
@@ -80,11 +81,28 @@ def start(
             "--gpu-memory", metavar="SIZE", help="Device memory for resident models and graphs, such as 20GB."
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        options.unset("--ray", "ADDRESS", "Start workers on a Ray cluster, by HOST:PORT of its head node, or auto."),
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        options.unset("--gpus", "N", "With --ray: actors, each with a GPU. Default: all GPUs of the cluster."),
+    ] = None,
+    node_home: Annotated[
+        str | None,
+        options.unset(
+            "--node-home", "PATH", "With --ray and PostgreSQL: state folder on each node. Default: this one's path."
+        ),
+    ] = None,
 ) -> None:
     """Start a worker, in this terminal or detached.
 
     With `--devices` it has a process for each device, and each has an id and a row in `worker ls`. If one of them dies,
     it is started again, and the others go on.
+
+    With `--ray` Ray starts a worker on each GPU, or with `--devices cpu,cpu` two on CPUs, and starts them again if they
+    die. They end with this command.
 
     On SIGTERM or Ctrl-C it finishes its shard or training step, puts the job back into the queue, and stops.
     """
@@ -92,6 +110,8 @@ def start(
 
     if device is not None and devices is not None:
         raise UsageError("--device and --devices: found both; expected one of them")
+    if ray is None:
+        worker_ray.refuse_alone(gpus=gpus, node_home=node_home)
     max_idle_s = options.duration(max_idle, "--max-idle")
     max_time_s = options.duration(max_time, "--max-time")
     if max_time_s == 0.0:
@@ -101,21 +121,22 @@ def start(
     with options.store(ctx) as store:
         if store.orders.of_all().wanted == "pause":
             output.note("all workers of this state folder are paused; resume with: nimble-jobs worker resume")
-    if detach:
-        from nimble_jobs import client
-
-        started = client.start_worker(
-            home=home,
-            device=settings.device,
-            devices=devices and ",".join(devices_of(devices)),
+    if ray is not None:
+        code = worker_ray.run(
+            home,
+            address=ray,
+            gpus=gpus,
+            node_home=node_home,
+            device=device,
+            devices=devices,
+            detach=detach,
             max_idle_s=max_idle_s,
             max_time_s=max_time_s,
             gpu_memory_bytes=settings.gpu_memory,
         )
-        for worker in started:
-            output.emit(worker.id)
-        on = ", ".join(worker.device for worker in started)
-        output.note(f"process {started[0].pid} on {on}; stop it with: nimble-jobs worker stop")
+        raise typer.Exit(code)
+    if detach:
+        _detached(home, settings, devices and ",".join(devices_of(devices)), max_idle_s, max_time_s)
         return
     from nimble_jobs.worker import serve
 
@@ -128,6 +149,25 @@ def start(
             gpu_memory_bytes=settings.gpu_memory,
         )
     )
+
+
+def _detached(
+    home: Path, settings: Configured, devices: str | None, max_idle_s: float | None, max_time_s: float | None
+) -> None:
+    from nimble_jobs import client
+
+    started = client.start_worker(
+        home=home,
+        device=settings.device,
+        devices=devices,
+        max_idle_s=max_idle_s,
+        max_time_s=max_time_s,
+        gpu_memory_bytes=settings.gpu_memory,
+    )
+    for worker in started:
+        output.emit(worker.id)
+    on = ", ".join(worker.device for worker in started)
+    output.note(f"process {started[0].pid} on {on}; stop it with: nimble-jobs worker stop")
 
 
 worker_orders.register(app)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from nimble_jobs.errors import NimbleError
+from nimble_jobs.orphans import die_with
 from nimble_jobs.settings import read_settings
 from nimble_jobs.worker.devices import devices_of
 from nimble_jobs.worker.serve import run
@@ -24,7 +25,10 @@ def main() -> int:
     parser.add_argument("--max-idle-s", type=float, help="stop after this many seconds without work")
     parser.add_argument("--max-time-s", type=float, help="stop after this many seconds, as on SIGTERM")
     parser.add_argument("--gpu-memory-bytes", type=int, help="device memory for models that stay between jobs")
+    parser.add_argument("--parent", type=int, help="id of the parent process, with which this one is to die")
     given = parser.parse_args()
+    if given.parent is not None:
+        die_with(given.parent)
     try:
         settings = read_settings(given.home)
         return run(

@@ -37,6 +37,7 @@ PRINTED = {
     "several-inputs": ['{"id":"p-000","risk":0.', "history.codes int16[8]"],
     "run-workers-in-kubernetes": ["  completions: 4", '"kueue.x-k8s.io/queue-name": gpus'],
     "run-workers-under-slurm": ["#SBATCH --signal=B:TERM@90", "--max-time 25m", "idle for 3 s", "succeeded"],
+    "use-ray": [],  # its program is run on a cluster, by test_ray.py
     "watch-in-the-browser": ["?token=", "watched succeeded 256"],
     "scrape-metrics": ['nimble_jobs_jobs_due{kind="score"} 0.0'],
     "see-traces": ["tracing.endpoint", "http://127.0.0.1:4318"],
