@@ -113,10 +113,10 @@ class Database:
                 )
             if current is None and not (self.is_sqlite and inspect(session.connection()).get_table_names()):
                 migrations.create(session.connection(), Base.metadata)
-                if not self.is_sqlite:
-                    postgres.create_more(session.connection())
             else:
                 migrations.upgrade(session.connection())
+            if not self.is_sqlite:
+                postgres.create_more(session.connection())
 
         self.write(work)
 

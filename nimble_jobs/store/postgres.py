@@ -45,7 +45,7 @@ _END = f"SELECT pg_advisory_xact_lock({_ENDS}, hashtext(current_schema()))"  # a
 
 # With `ix_jobs_claim` each claim would sort all queued jobs: PostgreSQL finds no order behind a column that IS NULL.
 _CLAIM_INDEX = (
-    "CREATE INDEX ix_jobs_next ON jobs (rank, seq) "
+    "CREATE INDEX IF NOT EXISTS ix_jobs_next ON jobs (rank, seq) "
     "WHERE state = 'queued' AND NOT foreground AND NOT held AND blockers = 0 AND group_name IS NULL"
 )
 
@@ -113,8 +113,8 @@ def check_server(connection: Connection, name: str) -> None:
 
 
 def create_more(connection: Connection) -> None:
-    """Make what SQLite does not need, in an empty database that has the other tables."""
-    Shared.metadata.create_all(connection, checkfirst=False)
+    """Make what SQLite does not need and the database lacks, beside the tables of the newest version."""
+    Shared.metadata.create_all(connection)
     connection.exec_driver_sql(_CLAIM_INDEX)
 
 
