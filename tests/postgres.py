@@ -39,6 +39,17 @@ def schema() -> Iterator[str]:
         connection.execute(f"DROP SCHEMA {name} CASCADE")  # type: ignore[arg-type]
 
 
+def empty(url: str) -> None:
+    """Remove all rows of the store in a schema, which costs less than a new one."""
+    import psycopg
+
+    tables = "SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = current_schema()"
+    with psycopg.connect(url.replace("+psycopg", "")) as connection:
+        names = [name for (name,) in connection.execute(tables) if name != "alembic_version"]
+        if names:
+            connection.execute(f"TRUNCATE {', '.join(names)} RESTART IDENTITY")  # type: ignore[arg-type]
+
+
 def _server() -> Path:
     """The folder of the running server's socket."""
     suite = os.environ[SUITE]

@@ -13,6 +13,7 @@ from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.ranks import AGING_S
+from tests import postgres
 from tests.store_samples import NOW, folder_in_memory, submit
 
 WORKERS = ("0-a", "1-b", "2-c")
@@ -39,13 +40,14 @@ class Known:
 class JobLife(RuleBasedStateMachine):
     """Jobs, workers that take them, finish, fail, drain, die, and come back late."""
 
+    url: str | None = None  # of the database, if it is not a file
     ids = Bundle("ids")
     attempts = Bundle("attempts")  # (id, number, worker), current or stale
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = folder_in_memory()
-        self.store = open_store(resolve(str(Path(self.folder.name) / "home")))
+        self.store = open_store(resolve(str(Path(self.folder.name) / "home")), self.url)
         self.jobs: dict[str, Known] = {}
         self.now = NOW
 
@@ -244,3 +246,24 @@ class JobLife(RuleBasedStateMachine):
 
 TestJobLife = JobLife.TestCase
 TestJobLife.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
+
+
+class SharedJobLife(JobLife):
+    """The same over PostgreSQL."""
+
+    def __init__(self) -> None:
+        assert self.url is not None
+        postgres.empty(self.url)
+        super().__init__()
+
+
+class TestSharedJobLife(SharedJobLife.TestCase):  # type: ignore[name-defined,misc]  # made by Hypothesis
+    """Fewer runs of it, since each statement goes to a server."""
+
+    settings = settings(max_examples=3, stateful_step_count=30, deadline=None)
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        schema = postgres.schema()
+        SharedJobLife.url = schema.__enter__()
+        cls.addClassCleanup(schema.__exit__, None, None, None)

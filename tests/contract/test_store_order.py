@@ -13,6 +13,7 @@ from nimble_jobs.job import After, JobState, When
 from nimble_jobs.store import NewJob, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.ranks import AGING_S
+from tests import postgres
 from tests.store_samples import NOW, folder_in_memory
 
 MET = {
@@ -42,12 +43,13 @@ class Known:
 class Order(RuleBasedStateMachine):
     """A queue and a slow model of it."""
 
+    url: str | None = None  # of the database, if it is not a file
     ids = Bundle("ids")
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = folder_in_memory()
-        self.store = open_store(resolve(str(Path(self.folder.name) / "home")))
+        self.store = open_store(resolve(str(Path(self.folder.name) / "home")), self.url)
         self.jobs: dict[str, Known] = {}
         self.limits: dict[str, int] = {}
         self.now = NOW
@@ -236,3 +238,24 @@ class Order(RuleBasedStateMachine):
 
 TestOrder = Order.TestCase
 TestOrder.settings = settings(max_examples=15, stateful_step_count=30, deadline=None)
+
+
+class SharedOrder(Order):
+    """The same over PostgreSQL."""
+
+    def __init__(self) -> None:
+        assert self.url is not None
+        postgres.empty(self.url)
+        super().__init__()
+
+
+class TestSharedOrder(SharedOrder.TestCase):  # type: ignore[name-defined,misc]  # made by Hypothesis
+    """Fewer runs of it, since each statement goes to a server."""
+
+    settings = settings(max_examples=3, stateful_step_count=30, deadline=None)
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        schema = postgres.schema()
+        SharedOrder.url = schema.__enter__()
+        cls.addClassCleanup(schema.__exit__, None, None, None)
