@@ -14,8 +14,10 @@ _SOI: Final = b"\xff\xd8"
 _EOI: Final = b"\xff\xd9"
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF markers; these three are tables and reserved
 _ALONE: Final = frozenset((0x01, *range(0xD0, 0xD8)))  # markers without a segment: TEM, RST0 to RST7
-_SOS, _END, _APP1, _APP14, _DNL = 0xDA, 0xD9, 0xE1, 0xEE, 0xDC
+_SOS, _APP1, _APP14, _DNL = 0xDA, 0xE1, 0xEE, 0xDC
 DHT, DQT, DRI = 0xC4, 0xDB, 0xDD  # segments with tables, and with the interval of restart markers
+# All that a picture of one frame has. Decoders skip those of applications and comments; others they refuse or obey.
+_SEGMENTS: Final = _FRAMES | {DHT, DQT, DRI, _DNL, 0xFE, *range(0xE0, 0xF0)}
 _ORIENTATION: Final = 0x0112  # EXIF tag
 UNSURE: Final = 0  # an orientation that this parser cannot read
 
@@ -137,7 +139,7 @@ def _segments(view: memoryview) -> tuple[list[tuple[int, memoryview]], int | Non
             at, alone = at + 2, True
         elif marker == _SOS:
             return found, None if alone else at
-        elif marker in (_END, 0):
+        elif marker not in _SEGMENTS:
             break
         else:
             length = view[at + 2] << 8 | view[at + 3]

@@ -117,3 +117,12 @@ def test_headers_are_alike_if_they_differ_in_what_decoders_skip() -> None:
     numbers = [number(data) for data in different]
     assert len(set(numbers)) == len(different)
     assert all(0 < one < 1 << 63 for one in numbers)
+
+
+@pytest.mark.parametrize("marker", [0x02, 0xC8, 0xCC, 0xDE, 0xDF, 0xF0, 0xFD])
+def test_a_header_with_what_some_decoders_obey(marker: int) -> None:
+    """Such a segment may say another size. No decoder on the device gets the file because it got one like it."""
+    with_frame = bytes((0xFF, marker, 0, 17, 8, 2, 0, 2, 0, 3, 1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1))
+    for data in (after_start(with_frame), PLAIN.replace(b"\xff\xda", with_frame + b"\xff\xda", 1)):
+        header = jpeg.parse(data)
+        assert header is None or header.scan is None
