@@ -144,7 +144,7 @@ class Watch:
         over: Callable[[], None] = lambda: None,
     ) -> None:
         self._leases, self._worker, self._info, self._over = leases, worker, info, over
-        self._until_s = clock_s() + (LEASE_S if info is not None else leases.left_s(worker))
+        self._until_s = clock_s() + self._ask()
         self.lost = False
         self._ended = False
         self._wake = threading.Event()

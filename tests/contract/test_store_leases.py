@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -181,3 +182,35 @@ def test_a_census_reads_all_leases_at_once(homes: Homes) -> None:
             assert alive(first.id)
             homes.other._database.read = reads  # type: ignore[method-assign]
         assert not alive(later.id)
+
+
+class SlowDatabase:
+    """Leases on a database whose clock is this one's, and whose answers take 20 s."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+        self.ends_s = 0.0
+
+    def begin(self, *_given: object) -> None:
+        self.renew()
+
+    def renew(self, *_given: object) -> None:
+        self.ends_s = self.now_s + leases.LEASE_S
+        self.now_s += 20.0
+
+    def fence(self, *_given: object, **_how: object) -> None:
+        pass
+
+
+def test_a_lease_counts_from_before_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the answer takes, a worker stops writing in the last part of the lease that the database knows."""
+    slow: Any = SlowDatabase()
+    monkeypatch.setattr(leases, "clock_s", lambda: slow.now_s)
+    monkeypatch.setattr(leases.Watch, "_follow", lambda _watch: None)
+    slow.begin()
+    watch = leases.Watch(slow, "0-slow", info=dict)
+    slow.now_s = slow.ends_s - leases.MARGIN_S - 0.1
+    watch.check()
+    slow.now_s += 0.2
+    with pytest.raises(LeaseLost):
+        watch.check()
