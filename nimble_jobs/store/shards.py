@@ -247,17 +247,8 @@ class Shards(ShardQueries):
 
         Returns the jobs that have failed with that.
         """
-        query = (
-            select(MemberRow.worker, JobRow.id)
-            .join(JobRow, JobRow.id == MemberRow.job)
-            .where(
-                JobRow.state == JobState.RUNNING.value,
-                MemberRow.attempt == JobRow.attempt,
-                MemberRow.left_at.is_(None),
-            )
-        )
         failed: list[Job] = []
-        for worker, job in self._db.read(lambda session: session.execute(query).all()):
+        for worker, job in self.working().items():
             if not alive(worker):
                 failed += self._bury(worker, job, now)
         return failed

@@ -83,14 +83,9 @@ class Written:
         self.columns, self.bad = columns, bad
 
 
-@pytest.mark.parametrize(("threshold", "fails"), [(0.2, True), (0.25, False), (-1.0, False)])
-def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float, fails: bool) -> None:
-    """Four bad records of sixteen, one a batch: more than a fifth, whenever the results come."""
-    x = np.ones((16, 3), dtype=np.float32)
-    x[::4] = np.nan
-    np.save(tmp_path / "x.npy", x)
-    spec = SimpleNamespace(output=SimpleNamespace(fields=["id"]), run=RunSpec(error_threshold=threshold))
-    context: Any = SimpleNamespace(
+def context_of(spec: Any) -> Any:
+    """Of a job that one worker scores on the CPU."""
+    return SimpleNamespace(
         membership=None,
         spec=spec,
         device="cpu",
@@ -99,6 +94,16 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
         patience=NONE,
         builders=None,
     )
+
+
+@pytest.mark.parametrize(("threshold", "fails"), [(0.2, True), (0.25, False), (-1.0, False)])
+def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float, fails: bool) -> None:
+    """Four bad records of sixteen, one a batch: more than a fifth, whenever the results come."""
+    x = np.ones((16, 3), dtype=np.float32)
+    x[::4] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    spec = SimpleNamespace(output=SimpleNamespace(fields=["id"]), run=RunSpec(error_threshold=threshold))
+    context = context_of(spec)
     model = AllInFlight()
     prepared: Any = SimpleNamespace(loaded=model, progress=None)
     tally, staging = Tally(), Written()
@@ -127,15 +132,7 @@ def test_in_eager_each_shard_lands_before_the_next_is_begun(
     """For what the model carries into the next shard is looked at in between. A schedule knows that beforehand."""
     np.save(tmp_path / "x.npy", np.ones((16, 3), dtype=np.float32))
     spec = SimpleNamespace(output=SimpleNamespace(fields=["id"]), run=RunSpec())
-    context: Any = SimpleNamespace(
-        membership=None,
-        spec=spec,
-        device="cpu",
-        stop=lambda: Stop.GO,
-        report=lambda **_: None,
-        patience=NONE,
-        builders=None,
-    )
+    context = context_of(spec)
     taken: list[int] = []
 
     class Counting(AllInFlight):
