@@ -236,7 +236,7 @@ class Shards(ShardQueries):
             if row.worker == job.worker:
                 row.worker, device = first_active(session, job)
                 lead = f"; {device} (worker {row.worker}) leads it now"
-            text = f"worker {job.worker} left the job{why}; {others:,} go on{lead}"
+            text = f"worker {job.worker} left the job{why}; {count(others, 'device')} still at work{lead}"
             record_event(session, "member", text, now=now, job=job.id, attempt=job.attempt)
             return Left.NOTHING
 

@@ -108,7 +108,7 @@ def test_the_lead_is_passed_on(store: Store) -> None:
     assert not store.shards.retire(other, NOW + 3)
     assert store.shards.counts(other) == ShardCounts(open=10)
     assert store.jobs.events(lead.id)[-1].message == (
-        "worker a left the job: killed; 1 go on; cuda:1 (worker b) leads it now"
+        "worker a left the job: killed; 1 device still at work; cuda:1 (worker b) leads it now"
     )
     again = joined(store, "a", "cuda:0", now=NOW + 3)
     assert [each.index for each in store.shards.claim(again, suspects=False)] == [2]
