@@ -184,6 +184,12 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if able(device).streams else nullcontext()
 
 
+def make_current(device: torch.device) -> None:
+    """Make a device the one that this process uses where none is named."""
+    if able(device).streams:
+        torch.cuda.set_device(device)
+
+
 def seed(number: int, device: torch.device) -> None:
     """Set the random states of the host and of this device, and of no other."""
     torch.default_generator.manual_seed(number)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import JobFailed, UsageError
+from nimble_jobs.store import open_store
+from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import Stop
 from nimble_jobs.workloads.training.batches.together import Share
+from nimble_jobs.workloads.training.ranks import places as ranks_places
 from nimble_jobs.workloads.training.ranks.places import places
 from tests.threaded_trainings import Team, threaded_ranks
 from tests.trainings import Attempt, digests, lay_out, metrics, spec_of
@@ -156,10 +161,32 @@ def test_shares_are_the_whole(total: int, at_least: int) -> None:
     assert sum(map(len, shares)) == total
 
 
+def test_gpus_of_others_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a worker's GPU nor that of another job's rank is taken; too few are refused, and why."""
+    mine = torch.device("cuda", 0)
+    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(4)])
+    with open_store(resolve(str(tmp_path))) as store, store.workers.hold({"device": "cuda:1"}) as worker:
+        with places(store, mine, 2) as found:
+            assert found == ["cuda:0", "cuda:2"]
+            with places(store, torch.device("cuda", 1), 2) as others:
+                assert others == ["cuda:1", "cuda:3"]
+                refusal = (
+                    "run.gpus: found 2, but only 1 CUDA device of this machine can be had: cuda:0 is taken by another "
+                    f"job's rank; cuda:1 is worker {worker.id}'s; cuda:3 is taken by another job's rank; expected "
+                    "fewer, or workers for fewer devices"
+                )
+                with (
+                    pytest.raises(JobFailed, match=re.escape(refusal)),
+                    places(store, torch.device("cuda", 2), 2),
+                ):
+                    raise AssertionError
+        too_many = re.escape("run.gpus: found 5, but this machine has 4 CUDA devices")
+        with pytest.raises(UsageError, match=too_many), places(store, mine, 5):
+            raise AssertionError
+
+
 def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, ranks share its cores."""
-    import torch
-
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
     store: Any = None
     with places(store, torch.device("cpu"), 2) as found:

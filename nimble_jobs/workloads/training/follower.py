@@ -90,6 +90,7 @@ def follow(hear: Hear, say: Say) -> None:
 def take_part(part: Part, context: JobContext, hear: Hear, say: Say) -> None:
     """Be a rank of the training in `context`. `hear` gives the leader's order. Raises as a job does."""
     device = devices.resolve(part.device)
+    devices.make_current(device)
     with as_in_training(device), read(context, device) as reading:
         plan = Plan.of(context.spec, reading.data, share=Share(part.rank, part.count))
 

@@ -137,6 +137,8 @@ class Loop:
         try:
             self.stages.journal.note(measured)
         except NotFinite as e:
+            if self.stages.gang is not None and not self.stages.gang.leads:
+                return  # the leader has the same loss, and fails
             raise JobFailed(self._not_finite(e.measured)) from None
         self.stages.keeper.write(self.stages.journal.steps)
 

@@ -34,11 +34,13 @@ def places(store: Store, device: torch.device, count: int) -> Iterator[list[str]
     held = {worker.device: worker.id for worker in store.workers.live() if store.workers.here(worker)}
     with ExitStack() as locks:
         chosen, taken = [str(device)], list[str]()
-        for other in there:
-            if other == str(device) or len(chosen) == count:
-                continue
+        for other in (str(device), *(name for name in there if name != str(device))):
+            if len(chosen) == count:
+                break
             lock = locks.enter_context(closing(Lock(store.home / "workers" / f"rank-{other.replace(':', '-')}.lock")))
-            if other in held:
+            if other == str(device):
+                lock.take(EXCLUSIVE)  # so that no other job takes it; this one has it anyway
+            elif other in held:
                 taken.append(f"{other} is worker {held[other]}'s")
             elif not lock.take(EXCLUSIVE):
                 taken.append(f"{other} is taken by another job's rank")
