@@ -152,11 +152,11 @@ def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
         if plan is not None and isinstance(feed, TextFeed):
             stages["text"] = text.figures(feed, plan, scoring.lanes, run_s)
             summary["buckets"] = stages["text"].pop("buckets")
-            how_made["text"] = {**plan.setup.to_json(), "truncated": stages["text"]["truncated"]}
+            how_made["text"] = _of_texts(plan.setup, stages["text"], attempt.reader.total)
             text.tell_figures(context, stages["text"])
         elif (setup := attempt.column.setup) is not None:
             said = {"truncated": attempt.column.cut, "records": scoring.scored, "max_length": setup.limit}
-            how_made["text"] = {**setup.to_json(), "truncated": said["truncated"]}
+            how_made["text"] = _of_texts(setup, said, attempt.reader.total)
             text.tell_figures(context, said)
     except Stopped:
         return Outcome(stop=context.stop(), schedule=scoring.prepared.summary()), {}
@@ -183,6 +183,11 @@ def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
     assert staging is not None
     outputs, left = _published(attempt, staging, scoring.tally, summary, how_made)
     return Outcome(outputs=outputs, timings=timings, schedule=summary), left
+
+
+def _of_texts(setup: TextSetup, said: dict[str, Any], total: int) -> dict[str, Any]:
+    """What the manifest says about texts: how many were cut only if this attempt, on this device, scored them all."""
+    return setup.to_json() | ({"truncated": said["truncated"]} if said["records"] == total else {})
 
 
 def _early_bytes(attempt: _Attempt) -> int | None:
