@@ -1,20 +1,22 @@
 """Objects below an address such as s3://bucket/folder. The only module that knows fsspec.
 
-Each call asks the store once. An answer that did not come raises ObjectTrouble, and the caller decides whether to try
-again. Credentials are those of the environment or of the usual files; they appear in no message, and neither does text
-that the driver wrote.
+The driver asks the store once. An answer that did not come raises ObjectTrouble, and whoever opened the address decides
+whether to try again. Credentials are those of the environment or of the usual files. They appear in no message, and
+neither does text that the driver wrote.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from nimble_jobs.addresses import problem_of, problem_of_driver, split
 from nimble_jobs.errors import DataError, NimbleError, NotFound, ObjectTrouble
+
+T = TypeVar("T")
 
 # One try for each call: whoever calls repeats it, and counts.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -29,6 +31,17 @@ class Unmet(NimbleError):
     """The condition of a write did not hold: the object exists, or is another one by now."""
 
 
+class Through(Protocol):
+    """How to make a request: once, or again and again, as `Patience.through` does."""
+
+    def __call__(self, work: Callable[[], T]) -> T: ...
+
+
+def once(work: Callable[[], T]) -> T:
+    """Make a request once."""
+    return work()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stat:
     """What a store says about an object without its bytes."""
@@ -40,12 +53,15 @@ class Stat:
 class Objects:
     """The objects below one address, by names with slashes. Threads may share one."""
 
-    def __init__(self, address: str) -> None:
-        """Asks nothing. Raises DataError for an address that cannot be used."""
+    def __init__(self, address: str, through: Through = once) -> None:
+        """Asks nothing. `through` makes each request, and may repeat it after ObjectTrouble. Raises DataError for an
+        address that cannot be used.
+        """
         problem = problem_of(address) or problem_of_driver(address)
         if problem is not None:
             raise DataError(f"{address if '@' not in address else 'address'}: {problem[0]}; expected {problem[1]}")
         self.address = address.rstrip("/")
+        self._through = through
         self.scheme, self._bucket, rest = split(self.address)
         self._root = f"{self._bucket}/{rest}"
         self._lock = threading.Lock()
@@ -59,70 +75,67 @@ class Objects:
 
     def read(self, name: str) -> bytes:
         """All bytes of an object. Raises NotFound, ObjectTrouble, DataError."""
-        with self._asked(name) as fs:
-            return bytes(fs.cat_file(self._path(name)))
+        return bytes(self._ask(name, lambda driver: driver.cat_file(self._path(name))))
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Write an object, in place of any other of that name. Raises ObjectTrouble, DataError."""
-        with self._asked(name) as fs:
-            fs.pipe_file(self._path(name), bytes(data))
+        self._ask(name, lambda driver: driver.pipe_file(self._path(name), bytes(data)))
 
     def create(self, name: str, data: bytes) -> None:
         """Write an object that does not exist. Raises Unmet if it does, ObjectTrouble, DataError.
 
-        After ObjectTrouble it may have been written or not. A store without conditional writes is asked first whether
-        the object exists, so two writers at the same moment may both succeed, and the later one's bytes stay.
+        If an answer did not come, it may be this very call that made what exists. A store without conditional writes
+        is asked first whether the object exists, so two writers at the same moment may both succeed, and the later
+        one's bytes stay.
         """
-        with self._asked(name) as fs:
-            fs.pipe_file(self._path(name), data, mode="create")
+        self._ask(name, lambda driver: driver.pipe_file(self._path(name), data, mode="create"))
 
     def replace(self, name: str, data: bytes, version: str) -> None:
         """Write an object in place of one of this version. Raises Unmet if that has changed, ObjectTrouble, DataError.
 
         Where there is no such condition (`conditional`), the object is replaced whatever it is.
         """
-        with self._asked(name) as fs:
-            fs.pipe_file(self._path(name), data, **({"IfMatch": version} if self.conditional else {}))
+        condition = {"IfMatch": version} if self.conditional else {}
+        self._ask(name, lambda driver: driver.pipe_file(self._path(name), data, **condition))
 
     def stat(self, name: str) -> Stat:
         """Raises NotFound, ObjectTrouble, DataError."""
-        with self._asked(name) as fs:
-            return _stat(fs.info(self._path(name)))
+        return _stat(self._ask(name, lambda driver: driver.info(self._path(name))))
 
     def list(self, prefix: str = "") -> dict[str, Stat]:
         """Every object in a folder and in all folders below it, by name. Raises ObjectTrouble, DataError."""
         folder = self._path(prefix) if prefix else self._root
-        with self._asked(prefix) as fs:
-            found = fs.find(folder, detail=True)
+        found = self._ask(prefix, lambda driver: driver.find(folder, detail=True))
         at = len(self._root) + 1
         return {path[at:]: _stat(info) for path, info in sorted(found.items()) if path.startswith(f"{folder}/")}
 
     def remove(self, names: Iterable[str]) -> None:
         """Delete objects; those that do not exist are no mistake. Raises ObjectTrouble, DataError."""
         if gone := [self._path(name) for name in names]:
-            with suppress(NotFound), self._asked("") as fs:
-                fs.rm(gone)
+            with suppress(NotFound):
+                self._ask("", lambda driver: driver.rm(gone))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
 
-    @contextmanager
-    def _asked(self, name: str) -> Iterator[Any]:
-        """The driver for one call, with its errors in our words."""
+    def _ask(self, name: str, request: Callable[[Any], Any]) -> Any:
+        """The driver's answer, or its error in our words."""
         where = f"{self.address}/{name}" if name else self.address
-        try:
-            with self._lock:
-                if self._driver is None:
-                    self._driver = self._open()
-            yield self._driver
-        except NimbleError:
-            raise
-        except Exception as error:
-            raised = self._in_our_words(where, error)
-            if isinstance(raised, ObjectTrouble):
+
+        def asked() -> Any:
+            try:
                 with self._lock:
-                    self.troubles += 1
-            raise raised from error
+                    if self._driver is None:
+                        self._driver = self._open()
+                return request(self._driver)
+            except Exception as error:
+                raised = self._in_our_words(where, error)
+                if isinstance(raised, ObjectTrouble):
+                    with self._lock:
+                        self.troubles += 1
+                raise raised from error
+
+        return self._through(asked)
 
     def _open(self) -> Any:
         import fsspec  # loaded with the first object, because few jobs have any

@@ -57,7 +57,7 @@ def of_job(spec: specs.JobSpec, folder: Path) -> tuple[Curve, dict[str, Any]]:
         ended = run_inline(store, job.id)
     if ended.state is not JobState.SUCCEEDED:
         raise RuntimeError(f"{spec.name}: {ended.error}")
-    lines = [json.loads(line) for line in (spec.output.path / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (spec.output.folder / "metrics.jsonl").read_text().splitlines()]
     losses = np.array([line["loss"] for line in lines if line["kind"] == "step"])
     accuracies = [line["val_accuracy"] for line in lines if line["kind"] == "epoch"]
     return Curve(losses, accuracies), {n: ended.schedule.get(n) for n in ("runs", "kernels", "streams", "fallback")}

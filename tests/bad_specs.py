@@ -433,6 +433,41 @@ BAD_SPECS = [
         messages=("{file}:13: output.path: is a symbolic link; expected a folder",),
     ),
     BadSpec(
+        name="output with an unknown scheme",
+        text=edit(("../out/digits-score", "ftp://host/out")),
+        messages=(
+            "{file}:13: output.path: found the scheme ftp; expected a path, or an address that begins with s3, gs, az or abfs://",
+        ),
+    ),
+    BadSpec(
+        name="output that is a whole bucket",
+        text=edit(("../out/digits-score", "s3://bucket")),
+        messages=(
+            "{file}:13: output.path: found 's3://bucket', which names a whole bucket; expected a folder in it: s3://bucket/FOLDER",
+        ),
+    ),
+    BadSpec(
+        name="output with a password",
+        text=edit(("../out/digits-score", "s3://key:secret@bucket/out")),
+        messages=(
+            "{file}:13: output.path: found a user or a password in the address; expected an address such as s3://BUCKET/FOLDER; credentials belong into the environment",
+        ),
+    ),
+    BadSpec(
+        name="output by a driver that is not installed",
+        text=edit(("../out/digits-score", "gs://bucket/out")),
+        messages=(
+            "{file}:13: output.path: gs:// needs the package gcsfs, which is not installed; expected pip install gcsfs",
+        ),
+    ),
+    BadSpec(
+        name="only new, into an object store",
+        text=edit(("../out/digits-score", "s3://bucket/out"), ("  format: npz", "  format: npz\n  only_new: true")),
+        messages=(
+            "{file}:14: output.path: found an address, but input.only_new keeps its list of files beside the output; expected a local folder, or no only_new",
+        ),
+    ),
+    BadSpec(
         name="output fields",
         text=edit(("output:\n", "output:\n  fields: [id, top1, id, top-5]\n"), (", label: labels", "")),
         messages=(

@@ -6,9 +6,12 @@ from nimble_jobs.data.reader import Reader
 from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.data.source import Wanted
+from nimble_jobs.data.stage import AnyMember, AnyStaging, stage, stage_member
 from nimble_jobs.data.staging import Staging, check_writable
 
 __all__ = [
+    "AnyMember",
+    "AnyStaging",
     "BadRecord",
     "Batch",
     "MemberStaging",
@@ -19,4 +22,6 @@ __all__ = [
     "Wanted",
     "check_writable",
     "open_reader",
+    "stage",
+    "stage_member",
 ]

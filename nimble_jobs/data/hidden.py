@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from nimble_jobs.addresses import is_address
 from nimble_jobs.data import publish
 from nimble_jobs.data.files import remove_tree, reported
-from nimble_jobs.errors import DataError
+from nimble_jobs.data.object_runs import discard_objects
+from nimble_jobs.errors import DataError, ObjectTrouble
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec.paths import CHECKPOINT
 
@@ -57,7 +59,7 @@ def tidy(job: Job) -> tuple[str, str] | None:
     """
     try:
         kept = _tidy(job)
-    except DataError as e:
+    except (DataError, ObjectTrouble) as e:
         return "left-behind", f"its files beside the output could not be removed: {e}"
     if not kept:
         return None
@@ -70,6 +72,9 @@ def tidy(job: Job) -> tuple[str, str] | None:
 
 def _tidy(job: Job) -> list[Path]:
     """Tidy up; returns the folders with checkpoints from which another job can resume."""
+    address = address_of(job)
+    if address is not None and job.state.final and job.state is not JobState.SUCCEEDED:
+        discard_objects(address, job.id)
     path = output_of(job)
     if path is None or not job.state.final:
         return []
@@ -105,6 +110,8 @@ def strays(outputs: Iterable[str]) -> tuple[set[str], set[str]]:
     """
     names: dict[str, dict[str, str]] = {}
     for output in outputs:
+        if is_address(output):
+            continue
         parent, _, name = output.rpartition("/")
         names.setdefault(parent or "/", {})[name] = output
     ids: set[str] = set()
@@ -137,10 +144,21 @@ def forget_checkpoints(path: Path) -> None:
 
 
 def output_of(job: Job) -> Path | None:
-    """The job's output path; None if the stored spec is damaged."""
+    """The folder of the job's output; None if that is in an object store, or the stored spec is damaged."""
+    path = _output_of(job)
+    return None if path is None or is_address(path) else Path(path)
+
+
+def address_of(job: Job) -> str | None:
+    """The address of the job's output; None if that is a folder, or the stored spec is damaged."""
+    path = _output_of(job)
+    return path if path is not None and is_address(path) else None
+
+
+def _output_of(job: Job) -> str | None:
     output = job.spec.get("output")
     path = output.get("path") if isinstance(output, dict) else None
-    return Path(path) if isinstance(path, str) else None
+    return path if isinstance(path, str) else None
 
 
 def _clear_checkpoints(path: Path, job_id: str) -> list[Path]:

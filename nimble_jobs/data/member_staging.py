@@ -24,6 +24,8 @@ Finish = Callable[[Shard, str], Any]  # gets a written shard, and the SHA-256 of
 class MemberStaging:
     """Writes shards and tells `finish` about each."""
 
+    troubles = 0  # requests that an object store did not answer
+
     def __init__(
         self,
         output: OutputSpec,
@@ -36,7 +38,7 @@ class MemberStaging:
         decoded_by: str | None = None,
     ) -> None:
         """Raises DataError if its folders cannot be made."""
-        root = staging_root(output.path, job_id)
+        root = staging_root(output.folder, job_id)
         name = f"{attempt}.{worker}"
         self._files = ShardFiles(root, name, format_=output.format, basis=basis, decoded_by=decoded_by)
         self._finish = finish
@@ -57,10 +59,15 @@ class MemberStaging:
         """Write one shard durably, and tell `finish`. Raises ModelError if the model carries state to the next shard,
         which another member may have; DataError if it cannot be written, FencedOut if a newer attempt took over.
         """
-        if carries is not None:
-            raise ModelError(
-                f"the model carries {carries!r} from batch to batch, so one device must score all records: run.gpus: 1"
-            )
-        shard = self._files.write(index, columns, bad)
-        self._finish(shard, hashlib.sha256(shard.to_bytes()).hexdigest())
-        return shard
+        return finish_member(lambda: self._files.write(index, columns, bad), self._finish, carries)
+
+
+def finish_member(write: Callable[[], Shard], finish: Finish, carries: str | None) -> Shard:
+    """Write a shard and tell `finish`. Raises ModelError if the model carries state to the next shard."""
+    if carries is not None:
+        raise ModelError(
+            f"the model carries {carries!r} from batch to batch, so one device must score all records: run.gpus: 1"
+        )
+    shard = write()
+    finish(shard, hashlib.sha256(shard.to_bytes()).hexdigest())
+    return shard

@@ -27,7 +27,7 @@ from nimble_jobs.spec.places import about_home
 from nimble_jobs.whole import sync_path
 
 MANIFEST = "manifest.json"
-_MADE_BY = "nimble-jobs"
+MADE_BY = "nimble-jobs"
 _TRIES = 16  # tries, each after somebody else put something there
 _NAMED = 3  # foreign files named in a message
 
@@ -80,7 +80,7 @@ def manifest(
 ) -> dict[str, Any]:
     """The contents of `manifest.json`, with a fresh token."""
     return {
-        "made_by": _MADE_BY,
+        "made_by": MADE_BY,
         "version": 1,
         "token": secrets.token_hex(16),
         "job_id": job_id,
@@ -101,7 +101,7 @@ def find(path: Path, ledger: Ledger, folder: Path | None = None) -> Found | None
         contents = json.loads(raw)
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(contents, dict) or contents.get("made_by") != _MADE_BY:
+    if not isinstance(contents, dict) or contents.get("made_by") != MADE_BY:
         return None
     return Found(manifest=contents, doubt=_doubt(path, folder, contents, hashlib.sha256(raw).hexdigest(), ledger))
 
@@ -153,13 +153,13 @@ def publication(output: OutputSpec, folder: Path, said: dict[str, Any], raw: byt
     return Publication(
         token=said["token"],
         job_id=said["job_id"],
-        path=_resolved(output.path),
+        path=_resolved(output.folder),
         folder=folder_id(folder),
         manifest_sha256=hashlib.sha256(raw).hexdigest(),
     )
 
 
-def outputs(path: Path, held: dict[str, Any]) -> dict[str, Any]:
+def outputs(path: Path | str, held: dict[str, Any]) -> dict[str, Any]:
     """The facts about its output that a job reports."""
     return {
         "path": str(path),
@@ -179,22 +179,22 @@ def published(path: Path, job_id: str, ledger: Ledger) -> dict[str, Any] | None:
 def adoptable(output: OutputSpec, job_id: str, basis: str, ledger: Ledger) -> dict[str, Any] | None:
     """Outputs of the existing folder, if this job published it and died before it recorded that, or, under
     `if_exists: resume`, if it was made from the same basis."""
-    existing = find(output.path, ledger)
+    existing = find(output.folder, ledger)
     if existing is None or existing.doubt is not None:
         return None
     same = output.if_exists == "resume" and basis != "" and existing.manifest.get("basis") == basis
-    return outputs(output.path, existing.manifest) if existing.job_id == job_id or same else None
+    return outputs(output.folder, existing.manifest) if existing.job_id == job_id or same else None
 
 
 def check_apart(output: OutputSpec, ledger: Ledger) -> None:
     """Raises DataError for an output path in or around the state folder."""
-    if problem := about_home(output.path, ledger.home):
-        raise DataError(f"output.path: {output.path} {problem}; expected a folder of its own")
+    if problem := about_home(output.folder, ledger.home):
+        raise DataError(f"output.path: {output.folder} {problem}; expected a folder of its own")
 
 
 def check_free(output: OutputSpec, job_id: str, ledger: Ledger) -> None:
     """Raises OutputExists if `if_exists` forbids publishing over the existing folder."""
-    path = output.path
+    path = output.folder
     if path.is_symlink():
         raise OutputExists(f"{path} is a symbolic link; choose another output.path")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
@@ -215,11 +215,16 @@ def check_free(output: OutputSpec, job_id: str, ledger: Ledger) -> None:
 
 def _why_kept(path: Path, found: Found | None) -> str | None:
     """Why `replace` must leave a folder alone; None if it holds only our own files."""
+    trusted = found is not None and found.doubt is None
+    return why_kept(found, _of_others(path, found.manifest) if found is not None and trusted else [])
+
+
+def why_kept(found: Found | None, others: Sequence[str]) -> str | None:
+    """Why `replace` must leave an output alone, which holds `others` beside what its manifest names; None if it may."""
     if found is None:
         return "was not published by nimble-jobs, so it is not replaced; choose another output.path"
     if found.doubt is not None:
         return f"is not replaced: {found.doubt}; remove the folder yourself, or choose another output.path"
-    others = _of_others(path, found.manifest)
     if not others:
         return None
     more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
@@ -248,7 +253,7 @@ def _of_others(path: Path, said: dict[str, Any]) -> list[str]:
 
 def publish(output: OutputSpec, folder: Path, held: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
     """Move a complete, synced folder, which the ledger has recorded, to the output path. Raises OutputExists."""
-    path = output.path
+    path = output.folder
     for _ in range(_TRIES):
         adopted = adoptable(output, held["job_id"], held["basis"], ledger)
         if adopted is not None:  # another attempt of this job was first

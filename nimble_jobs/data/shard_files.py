@@ -16,6 +16,14 @@ from nimble_jobs.errors import DataError, FencedOut
 from nimble_jobs.whole import sync_path
 
 
+def encoded(format_: str, index: int, columns: writers.Columns) -> Iterator[tuple[FileEntry, bytes | memoryview]]:
+    """The files of a shard, as the manifest names them, with their bytes; none without records. Raises DataError."""
+    count = writers.records(columns)
+    for suffix, data in (writers.encode(format_, columns) if count else {}).items():
+        digest = hashlib.sha256(data).hexdigest()
+        yield FileEntry(name=f"part-{index:05d}{suffix}", sha256=digest, bytes=len(data), records=count), data
+
+
 class ShardFiles:
     """Writes shards below `root`: their files into `attempt-NAME`, their sheets into `shards-NAME`."""
 
@@ -46,20 +54,16 @@ class ShardFiles:
         Raises DataError if it cannot be written, FencedOut if a newer attempt took over.
         """
         entries = []
-        count = writers.records(columns)
-        encoded = writers.encode(self._format, columns) if count else {}
         with self.writing():
-            for suffix, data in encoded.items():
-                name = f"part-{index:05d}{suffix}"
-                write_file(self.folder / name, data, sync=sync)
-                digest = hashlib.sha256(data).hexdigest()
-                entries.append(FileEntry(name=name, sha256=digest, bytes=len(data), records=count))
+            for entry, data in encoded(self._format, index, columns):
+                write_file(self.folder / entry.name, data, sync=sync)
+                entries.append(entry)
             if sync:
                 sync_path(self.folder)
             shard = Shard(
                 index=index,
                 basis=self._basis,
-                records=count,
+                records=writers.records(columns),
                 files=tuple(entries),
                 bad=tuple(bad),
                 carries=carries,

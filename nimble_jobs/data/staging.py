@@ -12,7 +12,6 @@ harm. Once a newer attempt has removed its folder, its next write raises FencedO
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -28,25 +27,18 @@ from nimble_jobs.data.publish import MANIFEST, FileEntry, Ledger
 from nimble_jobs.data.records import BadRecord
 from nimble_jobs.data.shard_files import ShardFiles
 from nimble_jobs.data.shards import Shard
+from nimble_jobs.data.unpublished import ERRORS, Unpublished
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import NotRegular, read_regular
 from nimble_jobs.spec.model import OutputSpec
 from nimble_jobs.whole import sync_path
 
-ERRORS = "errors.jsonl"
 _NOTE = "note"  # beside the sheets
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
-class Staging:
-    """The unpublished output of one attempt.
-
-    `basis` stands for everything that decides the output (spec, input, weights): shards and published folders of
-    another basis are not taken over. `finished` holds the outputs when the path already has what this job would
-    publish; then only recording them is left to do. `done` maps finished shards to their sheets. If a model carries
-    state from shard to shard, no shard is taken over, and `begun_again` says what the model carries. `decoded_by`
-    names what decodes pictures, `decoded_before` what decoded the shards that were not taken over for that reason.
-    """
+class Staging(Unpublished):
+    """The unpublished output of one attempt in a folder of its own, which becomes the output by a rename."""
 
     def __init__(
         self,
@@ -59,44 +51,24 @@ class Staging:
         decoded_by: str | None = None,
         error: Callable[[BadRecord], object] = dataclasses.asdict,
     ) -> None:
-        """`error` makes the value of a bad record's line in the file of errors."""
+        super().__init__(output, job_id, attempt, ledger=ledger, basis=basis, decoded_by=decoded_by, error=error)
         if not _PLAIN.fullmatch(job_id):
             raise DataError(f"job id {job_id!r} cannot be part of a folder name")
-        self._output = output
-        self._job_id = job_id
-        self._attempt = attempt
-        self._basis = basis
-        self._decoded_by = decoded_by
-        self._ledger = ledger
-        self._error = error
-        self._root = staging_root(output.path, job_id)
+        self._root = staging_root(output.folder, job_id)
         self._files = ShardFiles(self._root, str(attempt), format_=output.format, basis=basis, decoded_by=decoded_by)
         self._folder, self._sheets = self._files.folder, self._files.sheets
         self._extra: list[str] = []
         self._unsynced: set[str] = set()  # files that may not be durable yet
-        self.done: dict[int, Shard] = {}
-        self.begun_again: str | None = None
-        self.decoded_before: str | None = None
         self.finished = publication.adoptable(output, job_id, basis, ledger)
         if self.finished is not None:
             return
         check_path(output, ledger, job_id)
-        with reported(output.path.parent):
+        with reported(output.folder.parent):
             fresh = _made(self._root)
         with reported(self._folder):
             self._files.make()
             if not fresh:
                 self.adopt()
-
-    @property
-    def bad(self) -> list[BadRecord]:
-        """Bad records of all finished shards, in input order."""
-        return sorted((b for s in self.done.values() for b in s.bad), key=lambda b: b.index)
-
-    @property
-    def records(self) -> int:
-        """Good records of all finished shards."""
-        return sum(s.records for s in self.done.values())
 
     def write_shard(
         self,
@@ -137,10 +109,7 @@ class Staging:
         """
         self.finished = self.finished or publication.adoptable(self._output, self._job_id, self._basis, self._ledger)
         if self.finished is None:
-            wanted = max(self.done, default=-1) + 1 if shards is None else shards
-            if sorted(self.done) != list(range(wanted)):
-                held = f"{len(self.done)} shards were written"
-                raise DataError(f"{self._output.path}: {held}; expected {wanted}, numbered from 0")
+            self.check_complete(shards)
             with self._files.writing():
                 manifest = self._complete(summary)
                 self.finished = publication.publish(self._output, self._folder, manifest, self._ledger)
@@ -167,31 +136,19 @@ class Staging:
     def discard(self) -> None:
         """Remove the staging folders of this attempt and earlier ones."""
         with reported(self._root):
-            publication.restore(self._output.path, self._root)
+            publication.restore(self._output.folder, self._root)
         self._clear()
 
     def _complete(self, summary: dict[str, Any]) -> dict[str, Any]:
         entries = [f for _, shard in sorted(self.done.items()) for f in shard.files]
-        bad = self.bad
-        if bad:
-            shown = (dataclasses.replace(b, id=writers.valid(b.id), reason=writers.valid(b.reason)) for b in bad)
-            data = "".join(json.dumps(self._error(b), ensure_ascii=False) + "\n" for b in shown).encode()
-            write_file(self._folder / ERRORS, data)
-            digest = hashlib.sha256(data).hexdigest()
-            entries.append(FileEntry(name=ERRORS, sha256=digest, bytes=len(data), records=len(bad)))
+        if (lines := self.error_lines()) is not None:
+            write_file(self._folder / ERRORS, lines[1])
+            entries.append(lines[0])
         for name in self._extra:
             path = self._folder / name
             sync_path(path)
             entries.append(FileEntry(name=name, sha256=sha256_of(path), bytes=path.stat().st_size, records=None))
-        manifest = publication.manifest(
-            job_id=self._job_id,
-            attempt=self._attempt,
-            basis=self._basis,
-            entries=entries,
-            records=self.records,
-            bad=len(bad),
-            summary=summary,
-        )
+        manifest = self.manifest(entries, summary)
         raw = json.dumps(manifest, indent=1, sort_keys=True).encode()
         write_file(self._folder / MANIFEST, raw, sync=False)
         known = {e.name for e in entries} | {MANIFEST}
@@ -285,18 +242,18 @@ class Staging:
 def check_writable(output: OutputSpec, ledger: Ledger, job_id: str = "") -> None:
     """As `check_path`; also raises DataError if nothing can be written beside the output path."""
     check_path(output, ledger, job_id)
-    with reported(output.path.parent):
-        probe = probe_of(output.path, job_id)
+    with reported(output.folder.parent):
+        probe = probe_of(output.folder, job_id)
         probe.touch()
         probe.unlink(missing_ok=True)
 
 
 def check_path(output: OutputSpec, ledger: Ledger, job_id: str = "") -> None:
     """Raises OutputExists if the output path is taken, DataError if it is unusable. Makes the parent folder."""
-    with reported(output.path.parent):
+    with reported(output.folder.parent):
         publication.check_apart(output, ledger)
         publication.check_free(output, job_id, ledger)
-        output.path.parent.mkdir(parents=True, exist_ok=True)
+        output.folder.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _made(folder: Path) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from nimble_jobs.data import hidden
 from nimble_jobs.errors import DataError
 from nimble_jobs.retention import folders, logs
+from nimble_jobs.retention.objects import left_objects
 from nimble_jobs.retention.pace import Pace
 from nimble_jobs.retention.rules import Rules, Spared, goes
 from nimble_jobs.store.expiry import Ended, Published, Tally
@@ -130,6 +131,7 @@ class Sweep:
         left = folders.left_over(self._store)
         checkpoints = self._trainings(left)
         yield from self._left_overs(left)
+        yield from self._left_objects()
         yield from self._jobs()
         yield from self._checkpoints(checkpoints)
         yield from self._logs()
@@ -166,6 +168,15 @@ class Sweep:
                 yield Step(tally=Tally(), trouble=(str(e),))
             else:
                 yield _one("left-over folders", size)
+
+    def _left_objects(self) -> Iterator[Step]:
+        """What jobs that did not succeed left in object stores."""
+        for left in left_objects(self._store, self._now, remove=self._remove):
+            if left.trouble is not None:
+                self._held |= left.jobs
+                yield Step(tally=Tally(), trouble=(left.trouble,))
+            else:
+                yield _one("left-over folders", left.bytes)
 
     def _jobs(self) -> Iterator[Step]:
         spared = self._spared()

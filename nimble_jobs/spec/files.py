@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from os.path import exists, isdir, islink
 from pathlib import Path
 
+from nimble_jobs.addresses import problem_of_driver
 from nimble_jobs.regular import NotRegular, check_regular
 from nimble_jobs.sentence import is_folder
 from nimble_jobs.sentence.sources import MODULES
@@ -38,20 +39,28 @@ def check(spec: JobSpec, known: Known, *, base: Path, check_files: bool, home: P
         if not made_earlier:
             yield from _missing({**_expected(spec, inputs), **dict(_weights(spec, known))})
             yield from _missing_checkpoint(spec, known)
-    if known(("output.path",)):
-        kept = {**inputs, **dict(_weights(spec, known))}
-        if source and source.local:
-            kept["model.source"] = source.target
-        if loss := _loss(spec, known):
-            kept["train.loss"] = loss.target
-        if resume := _resume(spec, known):
-            kept["train.resume"] = resume
-        around = list(_output(spec.output.path, kept, base))
-        yield from around
-        if home is not None and not around and (problem := about_home(spec.output.path, home)):
-            yield Finding("output.path", problem, "a folder of its own")
+    if known(("output.path",)) and spec.output.address is not None:
+        if check_files and (problem := problem_of_driver(spec.output.address)):
+            yield Finding("output.path", *problem)
+    elif known(("output.path",)):
+        yield from _apart(spec, known, {**inputs, **dict(_weights(spec, known))}, base, home)
         if check_files:
-            yield from _output_place(spec.output.path)
+            yield from _output_place(spec.output.folder)
+
+
+def _apart(spec: JobSpec, known: Known, kept: dict[str, str], base: Path, home: Path | None) -> Iterator[Finding]:
+    """Report an output folder that holds, or lies in, something else: these inputs and weights, and what follows."""
+    source = parse_source(spec.model.source) if known(("model.source",)) else None
+    if source and source.local:
+        kept["model.source"] = source.target
+    if loss := _loss(spec, known):
+        kept["train.loss"] = loss.target
+    if resume := _resume(spec, known):
+        kept["train.resume"] = resume
+    around = list(_output(spec.output.folder, kept, base))
+    yield from around
+    if home is not None and not around and (problem := about_home(spec.output.folder, home)):
+        yield Finding("output.path", problem, "a folder of its own")
 
 
 def _inputs(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:

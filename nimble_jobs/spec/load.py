@@ -148,7 +148,7 @@ def check_files(spec: JobSpec, *, file: str, base: Path, home: Path) -> None:
 
 def check_home(spec: JobSpec, home: Path) -> None:
     """Raises SpecError for an output path in or around the state folder."""
-    problem = about_home(spec.output.path, home)
+    problem = None if spec.output.address is not None else about_home(spec.output.folder, home)
     if problem is not None:
         issue = Problem(
             file=f"job {spec.name}", line=0, field="output.path", problem=problem, expected="a folder of its own"

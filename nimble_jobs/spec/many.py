@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from nimble_jobs.errors import Problem, SpecError
@@ -113,19 +113,24 @@ def load_grid(
     return [each.spec for each in specs]
 
 
+def _parts(spec: JobSpec) -> PurePath:
+    """The output's path or address, to be compared with others."""
+    return PurePath(spec.output.path)
+
+
 def check_outputs(specs: Sequence[Labelled], *, hint: str = "") -> None:
     """Raises SpecError if the output folders of two specs are the same, or one lies in the other."""
-    by_path: dict[Path, Labelled] = {}
+    by_path: dict[PurePath, Labelled] = {}
     problems: list[Problem] = []
     expected = "a folder of its own" + (f", for instance with {hint} in the path" if hint else "")
-    for each in sorted(specs, key=lambda each: len(each.spec.output.path.parts)):
-        path = each.spec.output.path
+    for each in sorted(specs, key=lambda each: len(_parts(each.spec).parts)):
+        path = _parts(each.spec)
         around = next((folder for folder in (path, *path.parents) if folder in by_path), None)
         if around is None:
             by_path[path] = each
             continue
         how = "is" if around == path else "lies in"
-        problem = f"{path} {how} the output of {by_path[around].label} too"
+        problem = f"{each.spec.output.path} {how} the output of {by_path[around].label} too"
         problems.append(
             Problem(file=each.file, line=each.line, field="output.path", problem=problem, expected=expected)
         )

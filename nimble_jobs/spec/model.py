@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from nimble_jobs.spec import paths
 from nimble_jobs.spec.fields import (
@@ -32,8 +32,9 @@ from nimble_jobs.spec.fields import (
 )
 from nimble_jobs.spec.formats import INPUTS, InputFormat, OutputFormat, either
 from nimble_jobs.spec.notify import NotifySpec
+from nimble_jobs.spec.output_path import output_path
 from nimble_jobs.spec.text import TextSpec
-from nimble_jobs.spec.timer_fields import TEMPLATED, ExpressionText, MomentText, ZoneName, check_templates
+from nimble_jobs.spec.timer_fields import TEMPLATED, ExpressionText, MomentText, ZoneName
 from nimble_jobs.spec.training import TrainSpec
 from nimble_jobs.spec.units import BadValue, wrong
 
@@ -48,15 +49,6 @@ def _share(value: float) -> float:
     if value == -1 or 0 <= value <= 1:
         return value
     raise BadValue(wrong(value), "a fraction from 0 to 1, or -1 to tolerate all")
-
-
-def _output_path(value: object, info: ValidationInfo) -> object:
-    if isinstance(value, str):
-        check_templates(value)
-        return Path(paths.absolute(value, (info.context or {}).get("base")))
-    if isinstance(value, Path):
-        return value
-    raise BadValue(wrong(value), "a folder")
 
 
 def _key(value: str) -> str:
@@ -199,9 +191,12 @@ class ScheduleSpec(Frozen):
 class OutputSpec(Frozen):
     """The folder of results. It appears whole or not at all."""
 
-    path: Annotated[Path, PlainValidator(_output_path), WithJsonSchema({"type": "string", "minLength": 1})] = Field(
-        description="The folder to publish; with cron, templates such as {{ tick:%Y-%m-%d }}.",
-        examples=["../out/digits-score"],
+    path: Annotated[Path | str, PlainValidator(output_path), WithJsonSchema({"type": "string", "minLength": 1})] = (
+        Field(
+            description="The folder to publish, or an address such as s3://BUCKET/FOLDER; with cron, templates such as "
+            "{{ tick:%Y-%m-%d }}.",
+            examples=["../out/digits-score"],
+        )
     )
     format: OutputFormat = Field(
         default="parquet",
@@ -224,6 +219,17 @@ class OutputSpec(Frozen):
         default="fail", description="What to do if the folder exists already."
     )
     shard_size: int = Field(default=1024, ge=1, le=2**31, description="Records in one file.")
+
+    @property
+    def address(self) -> str | None:
+        """`path` if it is an address in an object store."""
+        return self.path if isinstance(self.path, str) else None
+
+    @property
+    def folder(self) -> Path:
+        """`path` of an output that is a local folder."""
+        assert isinstance(self.path, Path)
+        return self.path
 
 
 class RetrySpec(Frozen):

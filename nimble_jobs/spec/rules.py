@@ -166,6 +166,18 @@ def _decode(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("input.decode", "found gpu, but run.device is cpu", "cpu or auto")
 
 
+@rule("output.path", "kind", "input.only_new")
+def _address(spec: JobSpec) -> Iterator[Finding]:
+    if spec.output.address is None:
+        return
+    if spec.kind == "finetune":
+        problem = "found an address, but a fine-tuning keeps its checkpoints beside its output"
+        yield Finding("output.path", problem, "a local folder")
+    elif spec.input.only_new is not None:
+        problem = "found an address, but input.only_new keeps its list of files beside the output"
+        yield Finding("output.path", problem, "a local folder, or no only_new")
+
+
 @rule("input.only_new", "kind")
 def _only_new_kind(spec: JobSpec) -> Iterator[Finding]:
     if spec.input.only_new is not None and spec.kind == "finetune":

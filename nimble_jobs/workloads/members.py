@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from nimble_jobs.data import MemberStaging, Reader, Staging
+from nimble_jobs.data import AnyStaging, Reader, stage_member
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.job import Member, ShardClaim
 from nimble_jobs.workloads.bad_records import enforce_threshold
@@ -15,6 +15,7 @@ from nimble_jobs.workloads.cuts import Bounds, cut_claims
 from nimble_jobs.workloads.parts import Feed
 from nimble_jobs.workloads.scoring import Scoring
 from nimble_jobs.workloads.stragglers import pause_s, worth_a_copy
+from nimble_jobs.workloads.telling import tell_troubles
 from nimble_jobs.workloads.waiting import go_on
 
 T = TypeVar("T")
@@ -32,18 +33,19 @@ class Part:
         self._membership, self._job = context.membership, context.job
         self._first: Sequence[ShardClaim] = ()  # claims with which the next round begins
         self.staging = context.patience.through(
-            lambda: MemberStaging(
+            lambda: stage_member(
                 context.spec.output,
                 context.job.id,
                 context.job.attempt,
                 str(context.job.worker),
+                through=context.patience.through,
                 finish=self._finished,
                 basis=basis,
                 decoded_by=decoded_by,
             )
         )
 
-    def open(self, shards: Sequence[tuple[int, int]], staging: Staging) -> None:
+    def open(self, shards: Sequence[tuple[int, int]], staging: AnyStaging) -> None:
         """Let others join. Only for the member that claimed the job. `staging` has the shards that are done already.
 
         Raises FencedOut.
@@ -103,9 +105,10 @@ class Part:
 
     def publishes(self) -> bool:
         """Whether it is up to this member to publish; otherwise it has left the job. Raises FencedOut."""
+        tell_troubles(self._context, self.staging.troubles)
         return not self._patiently(lambda now: self._context.store.shards.retire(self._job, now))
 
-    def complete(self, staging: Staging, reader: Reader) -> None:
+    def complete(self, staging: AnyStaging, reader: Reader) -> None:
         """Take over all members' shards for publication. The records of shards that have failed are bad records.
 
         Raises DataError for too many other bad records.

@@ -66,7 +66,7 @@ def choose(context: JobContext, *, now: float) -> Work | Outcome:
     Raises DataError if the input cannot be listed, if files changed under `changed: fail`, or if too many are gone.
     """
     spec, job = context.spec, context.job
-    files = find_list(spec.output.path, job.id)
+    files = find_list(spec.output.folder, job.id)
     if (ended := _published(context, files)) is not None:
         return ended
     model = model_identity(spec.model)
@@ -104,7 +104,7 @@ def finish(context: JobContext, outcome: Outcome, work: Work, left: dict[str, st
 
     If another attempt published first, it is that attempt's manifest.
     """
-    manifest = published(context.spec.output.path, context.job.id, context.store.publications)
+    manifest = published(context.spec.output.folder, context.job.id, context.store.publications)
     said = (manifest or {}).get("summary", {}).get("only_new") or work.summary(left)
     if said["left"]:
         files = "file was" if len(said["left"]) == 1 else "files were"
@@ -178,13 +178,13 @@ def _keep(context: JobContext, files: FileList) -> FileList:
         try:
             check_writable(output, context.store.publications, job.id)
         except OutputExists as e:
-            if output.path.is_symlink():
+            if output.folder.is_symlink():
                 raise
             how = "output.path=FOLDER after the spec, or a template of the tick with cron"
             raise OutputExists(
                 f"{output.path}: exists already; expected a folder of its own for each run of input.only_new: {how}"
             ) from e
-        return keep_list(output.path, job.id, job.attempt, files)
+        return keep_list(output.folder, job.id, job.attempt, files)
 
     return context.patience.through(keep, begun=False)
 
@@ -214,10 +214,10 @@ def _elsewhere(context: JobContext, root: str) -> dict[str, tuple[int, int]]:
 
 def _published(context: JobContext, files: FileList | None) -> Outcome | None:
     """The outcome if an earlier attempt published the output and died before it could say so."""
-    manifest = published(context.spec.output.path, context.job.id, context.store.publications)
+    manifest = published(context.spec.output.folder, context.job.id, context.store.publications)
     if manifest is None:
         return None
-    path = context.spec.output.path
+    path = context.spec.output.folder
     context.event("published", f"{path} already holds this job's output", {})
     context.report(total=manifest["records"] + manifest["bad"], done=manifest["records"] + manifest["bad"])
     outcome = Outcome(outputs=outputs(path, manifest))

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.data import Reader, Staging, open_reader
+from nimble_jobs.data import AnyStaging, Reader, open_reader
+from nimble_jobs.data import stage as stage_output
 from nimble_jobs.data.answers import Answers
 from nimble_jobs.engine import device as devices
 from nimble_jobs.models import permission
@@ -30,7 +31,7 @@ from nimble_jobs.workloads.record_feed import RecordFeed, batch_bytes
 from nimble_jobs.workloads.request import request_of
 from nimble_jobs.workloads.scoring import Ends, Scoring, Tally
 from nimble_jobs.workloads.stages import Stages
-from nimble_jobs.workloads.telling import tell, tell_restart, tell_unchecked, tell_weights
+from nimble_jobs.workloads.telling import tell, tell_restart, tell_troubles, tell_unchecked, tell_weights
 from nimble_jobs.workloads.text import job as text
 from nimble_jobs.workloads.text.feed import TextFeed
 from nimble_jobs.workloads.text.per_token import per_token
@@ -63,8 +64,8 @@ class _Attempt:
     context: JobContext
     device: torch.device
     reader: Reader
-    staging: Staging | None  # None for a member that did not claim the job, unless it publishes
-    stage: Callable[[], Staging]  # makes what publishes
+    staging: AnyStaging | None  # None for a member that did not claim the job, unless it publishes
+    stage: Callable[[], AnyStaging]  # makes what publishes
     part: Part | None  # this member's part, if other workers may work on the job too
     decode: decodes.Decode | None  # what decodes pictures; None if there are none
     why_not: str | None  # why the device does not decode them, if it might have
@@ -74,7 +75,7 @@ class _Attempt:
     answers: Answers | None  # what makes the lines of a batch file; None for other formats
 
     @property
-    def sole(self) -> Staging:
+    def sole(self) -> AnyStaging:
         """The place of an attempt that one worker makes alone."""
         assert self.staging is not None
         return self.staging
@@ -98,12 +99,18 @@ def _claimed(
     if context.decoders is not None:
         reader.hire(context.decoders)
     answers = answers_of(spec, reader)
-    more = {} if answers is None else {"error": answers.error}
+    options: dict[str, Any] = {
+        "through": context.patience.through,
+        "ledger": ledger,
+        "basis": how,
+        "decoded_by": decoded_by,
+    }
+    if answers is not None:
+        options["error"] = answers.error
 
-    def stage() -> Staging:
+    def stage() -> AnyStaging:
         return context.patience.through(
-            lambda: Staging(spec.output, job.id, job.attempt, ledger=ledger, basis=how, decoded_by=decoded_by, **more),
-            begun=job.attempt > 1,
+            lambda: stage_output(spec.output, job.id, job.attempt, **options), begun=job.attempt > 1
         )
 
     staging = None if job.joined else stage()
@@ -293,7 +300,7 @@ def _record_feed(
     return feed, stages
 
 
-def _bad_records(attempt: _Attempt, staging: Staging | None) -> BadRecords:
+def _bad_records(attempt: _Attempt, staging: AnyStaging | None) -> BadRecords:
     """The count of bad records, which begins with those of which `staging` knows."""
     before, context, reader = staging.bad if staging is not None else [], attempt.context, attempt.reader
     if attempt.answers is not None:
@@ -302,7 +309,7 @@ def _bad_records(attempt: _Attempt, staging: Staging | None) -> BadRecords:
 
 
 def _published(
-    attempt: _Attempt, staging: Staging, tally: Tally, summary: dict[str, Any], how_made: dict[str, Any]
+    attempt: _Attempt, staging: AnyStaging, tally: Tally, summary: dict[str, Any], how_made: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The folder, and which files are left for the next job. Raises OutputExists, FencedOut."""
     context, reader, work = attempt.context, attempt.reader, attempt.work
@@ -314,10 +321,12 @@ def _published(
     if work is not None:
         how_made["only_new"] = work.summary(left)
     shards = len(shards_for(reader, context.spec.output.shard_size))
-    return context.patience.through(lambda: staging.publish(how_made, shards=shards)), left
+    outputs = context.patience.through(lambda: staging.publish(how_made, shards=shards))
+    tell_troubles(context, staging.troubles)
+    return outputs, left
 
 
-def already_published(context: JobContext, staging: Staging) -> Outcome:
+def already_published(context: JobContext, staging: AnyStaging) -> Outcome:
     """The output is there: an earlier attempt died between publishing it and saying so, or it is being resumed."""
     assert staging.finished is not None
     context.event("published", f"{staging.finished['path']} already holds this job's output", {})

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from nimble_jobs.data import MemberStaging, Staging
+from nimble_jobs.data import AnyMember, AnyStaging
 from nimble_jobs.data.answers import Answers
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.flight import Landed
@@ -61,7 +61,7 @@ class Tally:
     done: int = 0
 
     @classmethod
-    def of(cls, staging: Staging, shards: list[tuple[int, int]]) -> Tally:
+    def of(cls, staging: AnyStaging, shards: list[tuple[int, int]]) -> Tally:
         """The records in shards that earlier attempts finished."""
         return cls(done=sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done))
 
@@ -72,7 +72,7 @@ class Scoring:
     def __init__(
         self,
         context: JobContext,
-        staging: Staging | MemberStaging,
+        staging: AnyStaging | AnyMember,
         feed: Feed,
         lanes: Sequence[Lane],
         *,

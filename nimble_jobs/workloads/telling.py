@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from nimble_jobs.data import Staging
+from nimble_jobs.data import AnyStaging
 from nimble_jobs.job import Hit
 from nimble_jobs.models import random_weights
 from nimble_jobs.planner import Prepared
 from nimble_jobs.planner.lookup.siblings import choice_words
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.planner.search.contest import faster_in_eager
+from nimble_jobs.plural import count
 from nimble_jobs.spec import ModelSpec
 from nimble_jobs.workloads.context import JobContext
 
@@ -44,7 +45,7 @@ def tell(context: JobContext, prepared: Prepared, what: str = "") -> None:
     )
 
 
-def tell_restart(context: JobContext, staging: Staging) -> None:
+def tell_restart(context: JobContext, staging: AnyStaging) -> None:
     """Record why shards of an earlier attempt are not taken over, if so."""
     why = None
     if staging.begun_again is not None:
@@ -53,3 +54,10 @@ def tell_restart(context: JobContext, staging: Staging) -> None:
         why = f"pictures were decoded by {staging.decoded_before} before"
     if why is not None:
         context.event("restart", f"starts again at the first record: {why}", {})
+
+
+def tell_troubles(context: JobContext, troubles: int) -> None:
+    """Record how many requests to an object store were made again."""
+    if troubles:
+        text = f"{count(troubles, 'request')} to the object store got no answer and had to be made again"
+        context.event("trouble", text, {"requests": troubles})

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nimble_jobs.buckets import shares
-from nimble_jobs.data import Reader, Staging
+from nimble_jobs.data import AnyStaging, Reader
 from nimble_jobs.engine.device import separate_memory
 from nimble_jobs.pipeline import usable_cores
 from nimble_jobs.planner import Request, key_parts, schedule_key
@@ -104,7 +104,7 @@ def _stored(base: Request, setup: TextSetup, length: int, device: torch.device, 
 def feed_of(
     context: JobContext,
     reader: Reader,
-    staging: Staging,
+    staging: AnyStaging,
     plan: TextPlan,
     lanes: Sequence[Lane],
     shards: list[tuple[int, int]],

@@ -116,7 +116,7 @@ def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
             decodes.tell(context, decode, reading.why_not)
         search = Search(
             resume=spec.train.resume,
-            checkpoints=Checkpoints(spec.output.path, key, owner=job.id),
+            checkpoints=Checkpoints(spec.output.folder, key, owner=job.id),
             basis=basis,
             parts=parts,
             patience=context.patience,

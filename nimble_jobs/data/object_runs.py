@@ -1,0 +1,56 @@
+"""What attempts leave in an object store beside published files, and its removal."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from nimble_jobs.data.publish import MANIFEST
+from nimble_jobs.errors import NotFound
+from nimble_jobs.objects import Objects, Stat
+
+RUN = re.compile(r"([A-Za-z0-9_]+)-(\d+)-[0-9a-f]{8}/(.+)")  # what an attempt of a job writes: JOB-ATTEMPT-RANDOM/NAME
+
+
+def run_of(name: str) -> tuple[str, int] | None:
+    """The job and the number of the attempt that wrote an object; None for any other object."""
+    found = RUN.fullmatch(name)
+    return None if found is None else (found[1], int(found[2]))
+
+
+def unpublished(objects: Objects, names: Mapping[str, Stat], job_id: str, *, attempt: int | None = None) -> list[str]:
+    """What a job's attempts, or those up to `attempt`, wrote and did not publish. Raises DataError, ObjectTrouble."""
+    held = named_by(objects, job_id)
+    runs = ((name, run_of(name)) for name in names if name not in held)
+    return [name for name, run in runs if run and run[0] == job_id and (attempt is None or run[1] <= attempt)]
+
+
+def discard_objects(address: str, job_id: str) -> None:
+    """Remove what a job that has ended for good wrote and did not publish. Raises DataError, ObjectTrouble."""
+    objects = Objects(address)
+    gone = unpublished(objects, objects.list(), job_id)
+    if not gone:
+        return
+    objects.remove(gone)
+    late = named_by(objects, job_id)
+    if late.intersection(gone):  # an attempt that had been stopped published after the job's end
+        objects.remove([MANIFEST, *late])
+
+
+def named_by(objects: Objects, job_id: str) -> set[str]:
+    """The files that the manifest names, if this job wrote it."""
+    try:
+        contents = json.loads(objects.read(MANIFEST))
+        return {str(file["name"]) for file in contents["files"]} if contents["job_id"] == job_id else set()
+    except (NotFound, ValueError, KeyError, TypeError):
+        return set()
+
+
+def left_at(address: str) -> dict[str, int]:
+    """The jobs whose attempts left objects at an address, published or not, and how many bytes."""
+    sizes: dict[str, int] = {}
+    for name, stat in Objects(address).list().items():
+        if run := run_of(name):
+            sizes[run[0]] = sizes.get(run[0], 0) + stat.size
+    return sizes

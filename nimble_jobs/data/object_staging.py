@@ -1,0 +1,341 @@
+"""The unpublished output of one attempt in an object store, which has no renames. Only its manifest makes it an output.
+
+    FOLDER/manifest.json                         names the files of the output; written last, on a condition
+    FOLDER/JOB-2-1f0c77ab/part-00000.parquet     files that one attempt, or one member of it, wrote
+    FOLDER/JOB-2-1f0c77ab/.shards/00000.json     a sheet for each of its finished shards
+
+Nobody else writes below a name of one's own, so a stale attempt that still runs does no harm. The manifest may name
+files of several attempts: shards are taken over where they are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nimble_jobs.data import publish as publication
+from nimble_jobs.data import writers
+from nimble_jobs.data.member_staging import Finish, finish_member
+from nimble_jobs.data.object_runs import run_of, unpublished
+from nimble_jobs.data.publish import MANIFEST, FileEntry, Found, Ledger
+from nimble_jobs.data.records import BadRecord
+from nimble_jobs.data.shard_files import encoded
+from nimble_jobs.data.shards import Shard
+from nimble_jobs.data.unpublished import ERRORS, Unpublished
+from nimble_jobs.errors import FencedOut, NotFound, OutputExists
+from nimble_jobs.job import Publication
+from nimble_jobs.objects import Objects, Stat, Through, Unmet, once
+from nimble_jobs.spec.model import OutputSpec
+
+_SHEETS = ".shards/"
+_NOTE = ".note"
+_TRIES = 16  # tries, each after somebody else published there
+
+
+class ObjectShards:
+    """Writes shards below a name of its own: their files, then a sheet for each."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        job_id: str,
+        attempt: int,
+        *,
+        format_: str,
+        basis: str,
+        decoded_by: str | None = None,
+    ) -> None:
+        self.run = f"{job_id}-{attempt}-{secrets.token_hex(4)}"
+        self._objects = objects
+        self._format, self._basis, self._decoded_by = format_, basis, decoded_by
+
+    def write(
+        self, index: int, columns: writers.Columns, bad: Sequence[BadRecord] = (), *, carries: str | None = None
+    ) -> Shard:
+        """Write one shard; without columns, only its bad records. Raises DataError, ObjectTrouble."""
+        entries = []
+        for entry, data in encoded(self._format, index, columns):
+            name = f"{self.run}/{entry.name}"
+            self._objects.write(name, data)
+            entries.append(dataclasses.replace(entry, name=name))
+        shard = Shard(
+            index=index,
+            basis=self._basis,
+            records=writers.records(columns),
+            files=tuple(entries),
+            bad=tuple(bad),
+            carries=carries,
+            decoded_by=self._decoded_by,
+        )
+        self._objects.write(f"{self.run}/{_SHEETS}{index:05d}.json", shard.to_bytes())
+        return shard
+
+
+class ObjectStaging(Unpublished):
+    """As `Staging`, for an output in an object store."""
+
+    def __init__(
+        self,
+        output: OutputSpec,
+        job_id: str,
+        attempt: int,
+        *,
+        ledger: Ledger,
+        basis: str = "",
+        decoded_by: str | None = None,
+        error: Callable[[BadRecord], object] = dataclasses.asdict,
+        through: Through = once,
+    ) -> None:
+        """`through` makes each request, and may repeat it. Raises OutputExists, DataError, ObjectTrouble."""
+        super().__init__(output, job_id, attempt, ledger=ledger, basis=basis, decoded_by=decoded_by, error=error)
+        self._objects = Objects(str(output.path), through)
+        self._files = ObjectShards(
+            self._objects, job_id, attempt, format_=output.format, basis=basis, decoded_by=decoded_by
+        )
+        existing, _ = self._find()
+        self.finished = self._adoptable(existing)
+        if self.finished is None:
+            names = self._objects.list()
+            self._check_free(existing, names)
+            self._objects.write(f"{self._files.run}/{_NOTE}", b"{}")  # what cannot be written is known before the work
+            self._adopt(names)
+
+    @property
+    def troubles(self) -> int:
+        """Requests that the store did not answer."""
+        return self._objects.troubles
+
+    def write_shard(
+        self,
+        index: int,
+        columns: writers.Columns,
+        bad: Sequence[BadRecord] = (),
+        *,
+        carries: str | None = None,
+        last: bool = False,
+    ) -> Shard:
+        """Write one shard; without columns, only its bad records. Raises DataError, ObjectTrouble."""
+        self.done[index] = shard = self._files.write(index, columns, bad, carries=carries)
+        return shard
+
+    def publish(self, summary: dict[str, Any], *, shards: int | None = None) -> dict[str, Any]:
+        """Write the manifest, which makes the files an output; return {path, files, records, bad, bytes}.
+
+        After a crash or an answer that did not come it may be called again, also by another attempt. Raises
+        OutputExists as `if_exists` says, FencedOut, DataError if a shard is missing, ObjectTrouble.
+        """
+        self.finished = self.finished or self._adoptable(self._find()[0])
+        if self.finished is None:
+            self.check_complete(shards)
+            self.finished = self._published(summary)
+        self._clear()
+        return self.finished
+
+    def note(self, value: Any) -> None:
+        """Keep a JSON-able value that later attempts of the same basis are to find by `noted`."""
+        data = json.dumps({"basis": self._basis, "value": value}).encode()
+        self._objects.write(f"{self._files.run}/{_NOTE}", data)
+
+    def noted(self) -> Any:
+        """What the newest attempt of the same basis has noted; None if none has."""
+        runs = self._runs(self._objects.list())
+        for name in sorted((n for n in runs if n.endswith(f"/{_NOTE}")), key=runs.__getitem__, reverse=True):
+            found = json.loads(self._objects.read(name))
+            if found.get("basis") == self._basis:
+                return found["value"]
+        return None
+
+    def adopt(self, *, last: bool = False) -> None:
+        """Take over finished shards of this attempt's members and of earlier attempts, the newest first."""
+        self._adopt(self._objects.list())
+
+    def discard(self) -> None:
+        """Remove what this attempt and earlier ones wrote and did not publish."""
+        self._clear()
+
+    def _adopt(self, names: dict[str, Stat]) -> None:
+        runs = self._runs(names)
+        sheets = []
+        for name in sorted((n for n in runs if f"/{_SHEETS}" in n), key=lambda n: (-runs[n], n)):
+            try:
+                shard = Shard.from_bytes(self._objects.read(name))
+            except (ValueError, TypeError, KeyError, NotFound):
+                continue  # unreadable
+            if shard.basis == self._basis:
+                sheets.append(shard)
+            elif shard.decoded_by not in (None, self._decoded_by):
+                self.decoded_before = shard.decoded_by
+        self.begun_again = next((shard.carries for shard in sheets if shard.carries is not None), None)
+        for shard in sheets if self.begun_again is None else ():
+            if shard.index not in self.done and all(self._sound(entry) for entry in shard.files):
+                self.done[shard.index] = shard
+
+    def _sound(self, entry: FileEntry) -> bool:
+        try:
+            return hashlib.sha256(self._objects.read(entry.name)).hexdigest() == entry.sha256
+        except NotFound:
+            return False
+
+    def _runs(self, names: dict[str, Stat]) -> dict[str, int]:
+        """Objects of this attempt and earlier ones, with the number of their attempt."""
+        runs = {}
+        for name in names:
+            run = run_of(name)
+            if run is not None and run[0] == self._job_id and run[1] <= self._attempt:
+                runs[name] = run[1]
+        return runs
+
+    def _published(self, summary: dict[str, Any]) -> dict[str, Any]:
+        entries = [f for _, shard in sorted(self.done.items()) for f in shard.files]
+        if (lines := self.error_lines()) is not None:
+            entry = dataclasses.replace(lines[0], name=f"{self._files.run}/{ERRORS}")
+            self._objects.write(entry.name, lines[1])
+            entries.append(entry)
+        manifest = self.manifest(entries, summary)
+        raw = json.dumps(manifest, indent=1, sort_keys=True).encode()
+        self._ledger.note(
+            Publication(
+                token=manifest["token"],
+                job_id=self._job_id,
+                path=self._objects.address,
+                folder="",
+                manifest_sha256=hashlib.sha256(raw).hexdigest(),
+            ),
+            self._attempt,
+        )
+        replaced = None
+        for _ in range(_TRIES):
+            existing, version = self._find()
+            adopted = self._adoptable(existing)
+            if adopted is not None:  # another attempt of this job was first, or an answer did not arrive
+                return adopted
+            self._check_free(existing, self._objects.list())
+            try:
+                if existing is None:
+                    self._objects.create(MANIFEST, raw)
+                else:
+                    self._objects.replace(MANIFEST, raw, version)
+            except Unmet:  # by another one, or by a request of ours whose answer did not come
+                continue
+            replaced = existing
+            break
+        else:
+            raise OutputExists(f"{self._objects.address}: others keep publishing to it; choose another output.path")
+        self._check_there(manifest)
+        if replaced is not None:
+            self._objects.remove(str(file["name"]) for file in replaced.manifest["files"])
+        return publication.outputs(self._objects.address, manifest)
+
+    def _check_there(self, manifest: dict[str, Any]) -> None:
+        """A manifest never names what is not there. Files go if the job was cancelled while this process was stopped.
+
+        Raises FencedOut, and takes the manifest back.
+        """
+        there = self._objects.list()
+        for file in manifest["files"]:
+            stat = there.get(file["name"])
+            if stat is None or stat.size != file["bytes"]:
+                self._take_back(manifest["token"])
+                raise FencedOut(f"{self._objects.address}/{file['name']} was removed while this attempt published")
+
+    def _take_back(self, token: str) -> None:
+        existing, _ = self._find()
+        if existing is not None and existing.manifest.get("token") == token:
+            self._objects.remove([MANIFEST])
+
+    def _find(self) -> tuple[Found | None, str]:
+        return find_manifest(self._objects, self._ledger)
+
+    def _adoptable(self, existing: Found | None) -> dict[str, Any] | None:
+        """Outputs of an existing manifest that this job wrote, or, under `if_exists: resume`, of the same basis."""
+        if existing is None or existing.doubt is not None:
+            return None
+        same = self._output.if_exists == "resume" and self._basis != "" and existing.manifest["basis"] == self._basis
+        if existing.job_id != self._job_id and not same:
+            return None
+        return publication.outputs(self._objects.address, existing.manifest)
+
+    def _check_free(self, existing: Found | None, names: dict[str, Stat]) -> None:
+        """Raises OutputExists if `if_exists` forbids publishing. What unpublished attempts wrote is not in the way."""
+        address, how = self._objects.address, self._output.if_exists
+        others = [name for name in names if name != MANIFEST and run_of(name) is None]
+        if existing is None and not others and MANIFEST not in names:
+            return
+        if how == "fail":
+            raise OutputExists(
+                f"{address} exists already; choose another output.path, or set output.if_exists: replace"
+            )
+        if how == "resume":
+            raise OutputExists(f"{address} holds the output of another job; choose another output.path")
+        if refusal := publication.why_kept(existing, others):
+            raise OutputExists(f"{address}: {refusal}")
+
+    def _clear(self) -> None:
+        names = self._objects.list()
+        self._objects.remove(unpublished(self._objects, names, self._job_id, attempt=self._attempt))
+
+
+class MemberObjects:
+    """As `MemberStaging`, for an output in an object store."""
+
+    def __init__(
+        self,
+        output: OutputSpec,
+        job_id: str,
+        attempt: int,
+        *,
+        finish: Finish,
+        basis: str,
+        decoded_by: str | None = None,
+        through: Through = once,
+    ) -> None:
+        self._objects = Objects(str(output.path), through)
+        self._files = ObjectShards(
+            self._objects, job_id, attempt, format_=output.format, basis=basis, decoded_by=decoded_by
+        )
+        self._finish = finish
+        self.done: dict[int, Shard] = {}
+
+    @property
+    def troubles(self) -> int:
+        """Requests that the store did not answer."""
+        return self._objects.troubles
+
+    def write_shard(
+        self,
+        index: int,
+        columns: writers.Columns,
+        bad: Sequence[BadRecord] = (),
+        *,
+        carries: str | None = None,
+        last: bool = False,
+    ) -> Shard:
+        """Write one shard, and tell `finish`. Raises ModelError, DataError, ObjectTrouble."""
+        return finish_member(lambda: self._files.write(index, columns, bad), self._finish, carries)
+
+
+def find_manifest(objects: Objects, ledger: Ledger) -> tuple[Found | None, str]:
+    """The manifest at an address with its version; None, and "", if there is none that is one of ours."""
+    try:
+        version = objects.stat(MANIFEST).version
+        raw = objects.read(MANIFEST)
+        contents = json.loads(raw)
+    except (NotFound, ValueError, RecursionError):
+        return None, ""
+    if not isinstance(contents, dict) or contents.get("made_by") != publication.MADE_BY:
+        return None, ""
+    token = contents.get("token")
+    known = ledger.find(token) if isinstance(token, str) else None
+    doubt = None
+    if known is None or known.path != objects.address:
+        doubt = (
+            f"its {MANIFEST} names job {contents.get('job_id')}, but the state folder {ledger.home} has no record that "
+            "this job published it"
+        )
+    elif known.manifest_sha256 != hashlib.sha256(raw).hexdigest():
+        doubt = f"its {MANIFEST} was changed after job {known.job_id} published it"
+    return Found(manifest=contents, doubt=doubt), version

@@ -1,0 +1,97 @@
+"""What the unpublished output of an attempt has in common, wherever it lies."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nimble_jobs.data import publish as publication
+from nimble_jobs.data import writers
+from nimble_jobs.data.publish import FileEntry, Ledger
+from nimble_jobs.data.records import BadRecord
+from nimble_jobs.data.shards import Shard
+from nimble_jobs.errors import DataError
+from nimble_jobs.spec.model import OutputSpec
+
+ERRORS = "errors.jsonl"
+
+
+class Unpublished:
+    """The unpublished output of one attempt.
+
+    `basis` stands for everything that decides the output (spec, input, weights): shards and published folders of
+    another basis are not taken over. `finished` holds the outputs when the path already has what this job would
+    publish; then only recording them is left to do. `done` maps finished shards to their sheets. If a model carries
+    state from shard to shard, no shard is taken over, and `begun_again` says what the model carries. `decoded_by`
+    names what decodes pictures, `decoded_before` what decoded the shards that were not taken over for that reason.
+    """
+
+    def __init__(
+        self,
+        output: OutputSpec,
+        job_id: str,
+        attempt: int,
+        *,
+        ledger: Ledger,
+        basis: str,
+        decoded_by: str | None,
+        error: Callable[[BadRecord], object],
+    ) -> None:
+        """`error` makes the value of a bad record's line in the file of errors."""
+        self._output = output
+        self._job_id = job_id
+        self._attempt = attempt
+        self._basis = basis
+        self._decoded_by = decoded_by
+        self._ledger = ledger
+        self._error = error
+        self.done: dict[int, Shard] = {}
+        self.begun_again: str | None = None
+        self.decoded_before: str | None = None
+        self.finished: dict[str, Any] | None = None
+
+    @property
+    def troubles(self) -> int:
+        """Requests that an object store did not answer."""
+        return 0
+
+    @property
+    def bad(self) -> list[BadRecord]:
+        """Bad records of all finished shards, in input order."""
+        return sorted((b for s in self.done.values() for b in s.bad), key=lambda b: b.index)
+
+    @property
+    def records(self) -> int:
+        """Good records of all finished shards."""
+        return sum(s.records for s in self.done.values())
+
+    def check_complete(self, shards: int | None) -> None:
+        """Raises DataError unless there are as many shards as required, numbered from 0."""
+        wanted = max(self.done, default=-1) + 1 if shards is None else shards
+        if sorted(self.done) != list(range(wanted)):
+            held = f"{len(self.done)} shards were written"
+            raise DataError(f"{self._output.path}: {held}; expected {wanted}, numbered from 0")
+
+    def error_lines(self) -> tuple[FileEntry, bytes] | None:
+        """The file of bad records; None if there are none."""
+        if not (bad := self.bad):
+            return None
+        shown = (dataclasses.replace(b, id=writers.valid(b.id), reason=writers.valid(b.reason)) for b in bad)
+        data = "".join(json.dumps(self._error(b), ensure_ascii=False) + "\n" for b in shown).encode()
+        digest = hashlib.sha256(data).hexdigest()
+        return FileEntry(name=ERRORS, sha256=digest, bytes=len(data), records=len(bad)), data
+
+    def manifest(self, entries: Sequence[FileEntry], summary: dict[str, Any]) -> dict[str, Any]:
+        """The contents of the manifest."""
+        return publication.manifest(
+            job_id=self._job_id,
+            attempt=self._attempt,
+            basis=self._basis,
+            entries=entries,
+            records=self.records,
+            bad=len(self.bad),
+            summary=summary,
+        )
