@@ -45,6 +45,11 @@ _MOST = 32  # shards in a claim
 _AT_ONCE = 5000  # shards that one transaction opens; other writers wait meanwhile
 
 
+def shards_in_claim(left: int, members: int) -> int:
+    """How many shards a member takes at once, of so many that are open."""
+    return max(1, min(_MOST, math.ceil(left / (_AHEAD * members))))
+
+
 class Left(StrEnum):
     """What is to be done after a member has left."""
 
@@ -123,7 +128,7 @@ class Shards(ShardQueries):
             some = select(ShardRow.index).where(*(is_open if suspects else sound)).order_by(ShardRow.index)
             enough = some.limit(_MOST * _AHEAD * members).subquery()  # in order, since the others may all lie in front
             left = session.scalar(select(func.count()).select_from(enough)) or 0
-            most = max(1, math.ceil(left / (_AHEAD * members)))
+            most = shards_in_claim(left, members)
             claims = take(session, job, select(ShardRow.index).where(*sound).order_by(ShardRow.index).limit(most))
             if not claims and suspects:
                 suspect = select(ShardRow.index).where(*is_open).order_by(ShardRow.failures, ShardRow.index).limit(1)

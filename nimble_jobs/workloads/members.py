@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -138,7 +139,7 @@ class Part:
             if copied is not None:
                 return [copied]
             go_on(self._context)
-            time.sleep(pause_s(len(members), leads=not self._job.joined))
+            time.sleep(pause_s(len(members), leads=not self._job.joined, chance=random.random()))  # noqa: S311
 
     def _copy(self, members: Sequence[Member]) -> ShardClaim | None:
         shards = self._context.store.shards

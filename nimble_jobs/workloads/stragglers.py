@@ -57,6 +57,9 @@ def _seconds(member: Member | None, records: int, now: float) -> float:
     return now - member.joined_at
 
 
-def pause_s(members: int, *, leads: bool) -> float:
-    """Seconds until a member without work looks again. Whoever leads looks often, because it is to publish."""
-    return LOOK_S if leads else max(LOOK_S, members / LOOKS_PER_S)
+def pause_s(members: int, *, leads: bool, chance: float) -> float:
+    """Seconds until a member without work looks again. Whoever leads looks often, because it is to publish.
+
+    `chance`, drawn from 0 to 1, keeps members that ran out of work together from choosing the same shard together.
+    """
+    return LOOK_S if leads else max(LOOK_S, members / LOOKS_PER_S) * (0.5 + chance)
