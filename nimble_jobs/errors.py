@@ -96,6 +96,12 @@ class DataError(NimbleError, ValueError):
     exit_code = 100
 
 
+class ShardsMissing(DataError):
+    """Finished shards of other devices cannot be used, so they must be scored again."""
+
+    retryable = True
+
+
 class OutputExists(NimbleError, FileExistsError):
     """The output folder exists already."""
 

@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 from nimble_jobs.data import AnyStaging, Reader, stage_member
 from nimble_jobs.data.shards import Shard
+from nimble_jobs.errors import ShardsMissing
 from nimble_jobs.job import Member, ShardClaim
+from nimble_jobs.plural import count
 from nimble_jobs.workloads.bad_records import enforce_threshold
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
-from nimble_jobs.workloads.cuts import Bounds, cut_claims
+from nimble_jobs.workloads.cuts import Bounds, cut_claims, shards_for
 from nimble_jobs.workloads.parts import Feed
 from nimble_jobs.workloads.scoring import Scoring
 from nimble_jobs.workloads.stragglers import pause_s, worth_a_copy
@@ -112,7 +114,7 @@ class Part:
     def complete(self, staging: AnyStaging, reader: Reader) -> None:
         """Take over all members' shards for publication. The records of shards that have failed are bad records.
 
-        Raises DataError for too many other bad records.
+        Raises DataError for too many other bad records, ShardsMissing if shards must be scored again.
         """
         if staging.finished is not None:  # another one published, and died before it could say so
             return
@@ -124,6 +126,13 @@ class Part:
                 why = f"its shard {claim.index} failed: {error}"
                 bad = [reader.bad_record(index, why) for index in range(claim.start, claim.stop)]
                 self._context.patience.through(lambda index=claim.index, bad=bad: staging.write_shard(index, {}, bad))  # type: ignore[misc]
+        output = self._context.spec.output
+        missing = len(shards_for(reader, output.shard_size)) - len(staging.done)
+        if missing:
+            raise ShardsMissing(
+                f"{output.path}: {count(missing, 'shard')} of other devices are missing here, damaged, or made with "
+                "another decoder of pictures"
+            )
 
     def _next(self) -> Sequence[ShardClaim]:
         """Claims for another round; none once all shards are done. Waits for other members. Raises Stopped."""

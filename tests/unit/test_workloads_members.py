@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from nimble_jobs import spec as specs
-from nimble_jobs.data import BadRecord, Staging
-from nimble_jobs.errors import DataError
+from nimble_jobs.data import BadRecord, Staging, open_reader
+from nimble_jobs.errors import DataError, ShardsMissing
 from nimble_jobs.job import Job
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -50,7 +50,7 @@ def lead(store: Store, tmp_path: Path) -> Part:
     return part
 
 
-def part_of(store: Store, job: Job, stop: Callable[[], Stop] = lambda: Stop.GO) -> Part:
+def part_of(store: Store, job: Job, stop: Callable[[], Stop] = lambda: Stop.GO, basis: str = "basis") -> Part:
     context = JobContext(
         job=job,
         spec=specs.restore(job.spec),
@@ -62,7 +62,7 @@ def part_of(store: Store, job: Job, stop: Callable[[], Stop] = lambda: Stop.GO) 
         event=lambda *_event: None,
         membership=store.membership(job),
     )
-    return Part(context, 20, size=5, basis="basis")
+    return Part(context, 20, size=5, basis=basis)
 
 
 def staging(part: Part) -> Staging:
@@ -91,6 +91,21 @@ def test_too_many_bad_records_of_a_member_that_died(store: Store, lead: Part) ->
         other.staging.write_shard(1, columns(9), [bad(13)])
     with pytest.raises(DataError, match="2 of 20 records are bad"):
         lead.complete(staging(lead), None)  # type: ignore[arg-type]  # no shard has failed
+
+
+def test_shards_that_cannot_be_taken_over_are_scored_again(store: Store, lead: Part) -> None:
+    """As of a machine with another decoder, or whose disk is another one. The next attempt may succeed."""
+    joined = store.shards.join("b", "cpu", NOW)
+    assert joined is not None
+    other = part_of(store, joined, basis="another")
+    lead.staging.write_shard(0, columns(10))
+    other.staging.write_shard(1, columns(10))
+    spec = lead._context.spec.input
+    with open_reader(spec) as reader, pytest.raises(ShardsMissing, match="1 shard of other devices") as missing:
+        lead.complete(staging(lead), reader)
+    assert missing.value.retryable
+    again = Staging(lead._context.spec.output, lead._job.id, 2, ledger=store.publications, basis="basis")
+    assert sorted(again.done) == [0]
 
 
 def test_what_a_member_finished_itself_has_not_overtaken_it(store: Store, lead: Part) -> None:
