@@ -30,6 +30,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tests import zygote
+
 _STARTED_WITH = os.environ.get("PYTHONPATH", "")
 _LEFT_OUT = ("__main__", "depthwise_triton", "migrations.env", "ray.driver")  # they run, or need a GPU or Ray
 # What tests import while they run: with many tests, each of the test processes would import it.
@@ -182,6 +184,9 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _set_apart(environment)
 
+    if any("worker" in word for word in words) and (spawned := zygote.keep()):
+        _become(*spawned)
+        return
     how, *arguments = words
     if how in ("-m", "-c"):
         first, sys.argv = str(Path.cwd()) if how == "-m" else "", [how, *arguments[1:]]

@@ -18,6 +18,8 @@ import psutil
 
 from nimble_jobs.store import Store
 from nimble_jobs.store.home import DATABASE
+from tests import zygote
+from tests.waiting import PATIENCE_S
 
 DAY_S = 86400.0
 # Found by every process of the farm that starts: its clock is what the file says ahead of, or behind, the machine's.
@@ -117,20 +119,20 @@ class Faults:
             self.kinds["full disk"] = self._fill
 
     def _kill(self, *, child: bool = False, supervisor: bool = False) -> None:
-        children = list(self._children())
+        children = zygote.spawned(self.worker.pid)
         for process in children if child else ():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         if supervisor:
             self.worker.kill()
             self.worker.wait()
-            _, alive = psutil.wait_procs(children, timeout=20)
+            _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
             assert not alive, "the child outlived its supervisor"
             self.worker = self._start()
 
     def _stop(self, rng: random.Random) -> None:
         """One of the processes, or both, stop for a while."""
-        victims = [psutil.Process(self.worker.pid), *self._children()]
+        victims = [psutil.Process(self.worker.pid), *zygote.spawned(self.worker.pid)]
         chosen = rng.sample(victims, rng.randint(1, len(victims)))
         for process in chosen:
             with suppress(psutil.NoSuchProcess):
@@ -151,13 +153,6 @@ class Faults:
 
     def _jump(self, rng: random.Random) -> None:
         self._clock.write_text(str(rng.choice([-DAY_S, 0.0, DAY_S])))
-
-    def _children(self) -> Iterator[psutil.Process]:
-        """The processes that run jobs; multiprocessing's resource tracker is a child too."""
-        for process in psutil.Process(self.worker.pid).children():
-            with suppress(psutil.NoSuchProcess):
-                if "spawn_main" in " ".join(process.cmdline()):
-                    yield process
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ from nimble_jobs import client
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from tests import postgres
+from tests import postgres, zygote
 
 LEASE_S = 4.0
 PATIENCE_S = 60.0
@@ -57,7 +57,7 @@ def await_(true: Callable[[], object], what: str) -> None:
 
 
 def child_of(process: subprocess.Popen[bytes]) -> psutil.Process:
-    (child,) = (p for p in psutil.Process(process.pid).children() if "spawn_main" in " ".join(p.cmdline()))
+    (child,) = zygote.spawned(process.pid)
     return child
 
 

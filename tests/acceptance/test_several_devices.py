@@ -15,12 +15,13 @@ from worker_processes import Start, ended, noted
 from nimble_jobs import client, control
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, Wanted
+from tests import zygote
 from tests.waiting import PATIENCE_S, until
 
 
 def children_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """The processes that run jobs."""
-    return [c for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline())]
+    return zygote.spawned(process.pid)
 
 
 def ready(store: Store, count: int) -> list[str]:
@@ -122,6 +123,6 @@ def test_a_killed_supervisor_takes_all_children_along(store: Store, start: Start
     children = children_of(worker)
     worker.kill()
     worker.wait()
-    until(lambda: not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children), 5)
+    until(lambda: not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children))
     start(device="cpu,cpu")
     until(lambda: all([a.outcome for a in store.jobs.attempts(job.id)] == ["lost", None] for job in jobs))

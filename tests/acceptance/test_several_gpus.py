@@ -22,7 +22,7 @@ from nimble_jobs import spec as specs
 from nimble_jobs.job import Job, JobState, Member
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import DATABASE, resolve
-from tests import prefork
+from tests import prefork, zygote
 from tests.store_samples import queued
 from tests.waiting import until
 
@@ -165,7 +165,7 @@ def under_way(store: Store, base: Path, job: Job, pause_s: float = 0.05) -> list
 
 def child_of(store: Store, process: subprocess.Popen[str], member: Member) -> psutil.Process:
     """The process of a member: children are started in the order of the devices."""
-    children = [c for c in psutil.Process(process.pid).children() if "spawn_main" in " ".join(c.cmdline())]
+    children = zygote.spawned(process.pid)
     return children[[info.id for info in store.workers.live()].index(member.worker)]
 
 

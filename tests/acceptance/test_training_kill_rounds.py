@@ -25,8 +25,9 @@ from nimble_jobs import client
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from tests import prefork
+from tests import prefork, zygote
 from tests.trainings import digests, lay_out
+from tests.waiting import PATIENCE_S
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
@@ -114,7 +115,7 @@ class Trainer:
 
     def kill(self, rng: random.Random) -> str:
         """SIGKILL the child, the supervisor, or both; a supervisor is replaced."""
-        children = list(self._children())
+        children = zygote.spawned(self.worker.pid)
         victim = rng.choice(["child", "supervisor", "both"])
         if victim != "supervisor":
             for child in children:
@@ -123,7 +124,7 @@ class Trainer:
         if victim != "child":
             self.worker.kill()
             self.worker.wait()
-            _, alive = psutil.wait_procs(children, timeout=10)
+            _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
             assert not alive, "the child outlived its supervisor"
             self.worker = self._start()
         return victim
@@ -132,13 +133,6 @@ class Trainer:
         self.worker.kill()
         self.worker.wait()
         self.log.close()
-
-    def _children(self) -> Iterator[psutil.Process]:
-        """The processes that run jobs; multiprocessing's resource tracker is a child too."""
-        for process in psutil.Process(self.worker.pid).children():
-            with suppress(psutil.NoSuchProcess):
-                if "spawn_main" in " ".join(process.cmdline()):
-                    yield process
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(self.store.home), "--device", "cpu"]

@@ -28,7 +28,8 @@ from nimble_jobs import client
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from tests import postgres, prefork
+from tests import postgres, prefork, zygote
+from tests.waiting import PATIENCE_S
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
@@ -132,7 +133,7 @@ class Farm:
     def kill(self, number: int, rng: random.Random) -> str:
         """SIGKILL a child, a supervisor, or both; a supervisor is replaced. Or stop both for longer than a lease."""
         worker = self.workers[number]
-        children = list(self._children(worker.pid))
+        children = zygote.spawned(worker.pid)
         victim = rng.choice(["child", "supervisor", "both", *(["stopped"] if SHARED else [])])
         if victim == "stopped":
             self._stop([*children, psutil.Process(worker.pid)], rng)
@@ -144,7 +145,7 @@ class Farm:
         if victim != "child":
             worker.kill()
             worker.wait()
-            _, alive = psutil.wait_procs(children, timeout=10)
+            _, alive = psutil.wait_procs(children, timeout=PATIENCE_S)
             assert not alive, "the child outlived its supervisor"
             self.workers[number] = self._worker()
         return victim
@@ -163,16 +164,6 @@ class Farm:
             worker.kill()
             worker.wait()
         self.log.close()
-
-    def _children(self, pid: int) -> Iterator[psutil.Process]:
-        """The processes that run jobs; multiprocessing's resource tracker is a child too."""
-        listed = Path(f"/proc/{pid}/task/{pid}/children")  # where there is no such file a search finds them, but slowly
-        found = listed.read_text().split() if listed.exists() else [c.pid for c in psutil.Process(pid).children()]
-        for child in found:
-            with suppress(psutil.NoSuchProcess):
-                process = psutil.Process(int(child))
-                if "spawn_main" in " ".join(process.cmdline()):
-                    yield process
 
     def _worker(self) -> subprocess.Popen[bytes]:
         home = self.homes[self.started % len(self.homes)]

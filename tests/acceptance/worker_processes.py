@@ -11,6 +11,7 @@ import psutil
 from nimble_jobs import client
 from nimble_jobs.job import Job
 from nimble_jobs.store import Store
+from tests import zygote
 from tests.waiting import PATIENCE_S
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -28,6 +29,5 @@ def ended(store: Store, *jobs: Job, timeout_s: float = PATIENCE_S) -> list[Job]:
 
 def child_of(process: subprocess.Popen[str]) -> psutil.Process:
     """The process that runs jobs; the other one is multiprocessing's resource tracker."""
-    children = psutil.Process(process.pid).children()
-    (found,) = [c for c in children if "spawn_main" in " ".join(c.cmdline())]
+    (found,) = zygote.spawned(process.pid)
     return found

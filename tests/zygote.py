@@ -1,0 +1,130 @@
+"""A zygote: the process from which a worker of the tests has its children forked, so that none has to import torch.
+
+A worker starts its children with multiprocessing's `spawn`. One that was forked for a test (`prefork_server.py`) keeps
+a zygote: a fork of itself, made before it did anything. `spawn` then has its command run in a fork of the zygote. This
+is a child of the worker like any other, with a process id, group, environment, signals, limits and open files as
+`spawn` gives them: the zygote forks it through a process that ends at once, and the kernel hands orphans to the worker
+while this is its subreaper.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SPAWNED = "spawn_main"  # a word in the command of a process that `spawn` starts, or the name of one that was forked
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_HIGH = 512  # file descriptors from here on are not in use
+_LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
+
+
+def spawned(pid: int) -> list[psutil.Process]:
+    """The living children of a process that `spawn` has started; multiprocessing's resource tracker is none of them."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children")  # where there is no such file a search finds them, but slowly
+    numbers = listed.read_text().split() if listed.exists() else [c.pid for c in psutil.Process(pid).children()]
+    found = []
+    for number in numbers:
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            child = psutil.Process(int(number))
+            if child.status() != psutil.STATUS_ZOMBIE and SPAWNED in " ".join([child.name(), *child.cmdline()]):
+                found.append(child)
+    return found
+
+
+def keep() -> tuple[dict[str, Any], list[int]] | None:
+    """From now on have this process's children forked. In each child, what it is to be and its standard files.
+
+    Call it while there is one thread and nothing is open but the standard files.
+    """
+    mine, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    if os.fork() == 0:
+        mine.close()
+        return _serve(other, parent)
+    other.close()
+    environment, cold = os.environ.get("PYTHONPATH"), util.spawnv_passfds
+
+    def start(path: bytes, words: Sequence[str | bytes], files: Sequence[int]) -> int:
+        command = [os.fsdecode(word) for word in words]
+        if SPAWNED not in " ".join(command) or os.environ.get("PYTHONPATH") != environment:
+            return cold(path, words, files)
+        request = {
+            "words": command[command.index("-c") :],
+            "folder": str(Path.cwd()),
+            "environment": dict(os.environ),
+            "files": sorted({int(file) for file in files}),
+            "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+            "ignored": [int(n) for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN],
+        }
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            socket.send_fds(mine, [json.dumps(request).encode()], [0, 1, 2, *request["files"]])
+            return int(mine.recv(32))
+        finally:
+            _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+
+    util.spawnv_passfds = start  # type: ignore[attr-defined]  # the stubs do not have it
+    return None
+
+
+def _serve(link: socket.socket, parent: int) -> tuple[dict[str, Any], list[int]]:
+    """Be the zygote until the parent is gone. Returns in each new process."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # those of a terminal are meant for the parent
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):  # whoever reads what the parent writes does not wait for this process
+        os.dup2(nothing, number)
+    os.close(nothing)
+    while os.getppid() == parent:
+        packet, files, _, _ = socket.recv_fds(link, 1 << 18, 32)
+        if not packet:
+            break
+        if (pid := os.fork()) == 0:
+            between = os.getpid()
+            if os.fork():
+                os._exit(0)
+            while os.getppid() == between:
+                os.sched_yield()
+            if os.getppid() != parent:  # it has just ended
+                os._exit(1)
+            link.send(str(os.getpid()).encode())
+            link.close()
+            return _as_spawned(json.loads(packet), files)
+        os.waitpid(pid, 0)
+        for fd in files:
+            os.close(fd)
+    os._exit(0)
+
+
+def _as_spawned(request: dict[str, Any], files: list[int]) -> tuple[dict[str, Any], list[int]]:
+    """Have name, open files, signals and limits as after a start of Python by the parent."""
+    _prctl(_PR_SET_NAME, SPAWNED.encode())
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, _HIGH) for fd in files]
+    for fd in files:
+        os.close(fd)
+    for number, fd in zip(request["files"], high[3:], strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
+        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+    for limit in _LIMITS:
+        resource.setrlimit(limit, resource.prlimit(os.getppid(), limit))
+    return request, high[:3]
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
