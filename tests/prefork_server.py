@@ -22,6 +22,7 @@ import pkgutil
 import random
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -51,10 +52,13 @@ def main() -> None:
     ending = _Ending()
     atexit.register(ending.leave)  # the first that is registered is the last that is called
     listener = socket.socket(fileno=int(sys.argv[1]))
+    address = listener.getsockname()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; only the tests' own process decides
     if request := _serve(listener, int(sys.argv[2]), sys.argv[3:]):
         with ending:
             _become(*request)
+    else:
+        shutil.rmtree(Path(address).parent, ignore_errors=True)
 
 
 class _Ending:
@@ -99,6 +103,8 @@ def _serve(listener: socket.socket, life: int, collect: list[str]) -> tuple[dict
     while True:
         for key, _ in waiting.select():
             if key.fd == life:
+                for pid, _ in () if collect else clients.values():  # a test that was interrupted has left it
+                    os.kill(pid, signal.SIGKILL)
                 return None
             if key.fd in clients:
                 pid, client = clients.pop(key.fd)

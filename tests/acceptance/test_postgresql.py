@@ -20,7 +20,7 @@ from nimble_jobs.store.home import resolve
 from tests import postgres, zygote
 
 LEASE_S = 4.0
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 MODEL = """
 import time
 import torch
