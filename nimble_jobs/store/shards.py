@@ -92,14 +92,24 @@ class Shards(ShardQueries):
 
         self._db.write(work)
 
-    def join(self, worker: str, device: str, now: float) -> Job | None:
+    def join(
+        self, worker: str, device: str, now: float, *, sees: Callable[[Job], bool] = lambda _job: True
+    ) -> Job | None:
         """Become a member of a running job that wants more devices of this kind and has open shards, or None.
 
-        The record's worker is this one, and `joined` is set.
+        The record's worker is this one, and `joined` is set. Jobs whose output this worker does not see are left to
+        others.
         """
         query = wanting(worker, device)
-        if self._db.read(lambda session: session.scalar(query)) is None:
-            return None  # read first, so that an idle worker does not take the write lock
+        while True:  # read first, so that an idle worker does not take the write lock
+            of_job = select(JobRow).where(JobRow.id == query.scalar_subquery())
+            row = self._db.read(lambda session, of_job=of_job: session.scalar(of_job))  # type: ignore[misc]
+            if row is None:
+                return None
+            if sees(job_record(row)):
+                break
+            query = query.where(JobRow.id != row.id)
+        query = query.where(JobRow.id == row.id)
 
         def work(session: Session) -> Job | None:
             found = session.scalar(query)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nimble_jobs.data.hidden import output_of, staging_root
 from nimble_jobs.errors import NotFound
 from nimble_jobs.job import Job
 from nimble_jobs.settings import Settings
@@ -38,6 +40,7 @@ class Charge:
         self._busy = False  # the last look gave a job, so another one is likely
         self.running: Running | None = None
         self.owed = Owed()
+        self._unseen: set[tuple[str, int]] = set()  # attempts of jobs whose output this machine does not see
 
     @property
     def job(self) -> Job | None:
@@ -48,7 +51,7 @@ class Charge:
         """Claim a job and hand it to the child. False if there is none for it."""
         assert child.device is not None
         # A job that runs already and wants more devices comes first: it was claimed before whatever waits.
-        job = self._store.shards.join(self._worker, child.device, time.time())
+        job = self._store.shards.join(self._worker, child.device, time.time(), sees=self._sees)
         if job is None:
             job = self._store.jobs.claim(self._worker, device=child.device, now=time.time(), expected=self._busy)
         self._busy = job is not None
@@ -61,6 +64,20 @@ class Charge:
         child.moved()  # drop what an earlier job left in the pipe
         child.run(job)
         return True
+
+    def _sees(self, job: Job) -> bool:
+        """Whether this machine has the folder in which the job's members stage its output. An event says so if not."""
+        path = output_of(job) if self._store.is_shared else None
+        if path is None or (staging_root(path, job.id) / f"attempt-{job.attempt}").is_dir():
+            return True
+        if (job.id, job.attempt) not in self._unseen:
+            self._unseen.add((job.id, job.attempt))
+            text = (
+                f"worker {self._worker} on {socket.gethostname()} does not join: {path.parent} is not the folder there "
+                "that the job's other devices write to; expected an output.path that all machines share"
+            )
+            self._store.jobs.event_soon("member", text, job.id, job.attempt, {}, now=time.time())
+        return False
 
     def _note_settings(self, job: Job, settings: Settings) -> None:
         """Record the values that the attempt takes from the configuration, which may change later."""
