@@ -102,6 +102,12 @@ class ShardsMissing(DataError):
     retryable = True
 
 
+class OutOfStep(DataError):
+    """What the job's other devices began with has changed, or is gone."""
+
+    retryable = True
+
+
 class OutputExists(NimbleError, FileExistsError):
     """The output folder exists already."""
 

@@ -37,11 +37,6 @@ BAD_DEVICES = (
         messages=("{file}:16: run.max_failed_shards: found -1; expected at least 0",),
     ),
     BadSpec(
-        name="only new files on several devices",
-        text=edit(("  format: npz", "  format: npz\n  only_new: {}"), ("device: auto", "gpus: 3")),
-        messages=("{file}:16: run.gpus: found 3, which is not supported yet with input.only_new; expected 1",),
-    ),
-    BadSpec(
         name="a fine-tuning on several devices",
         text=FINETUNE.replace("device: auto", "gpus: all"),
         messages=(

@@ -49,6 +49,11 @@ BAD_TEXT_TRAININGS = [
         messages=("{file}:8: input.fields.label: 'body' is given twice; expected different arrays or columns",),
     ),
     BadSpec(
+        name="a training on texts over several devices",
+        text=changed("train:", "run: {gpus: 2}\ntrain:"),
+        messages=("{file}:13: run.gpus: found 2, which is not supported yet for trainings on texts; expected 1",),
+    ),
+    BadSpec(
         name="a loss for numbers over texts",
         text=train("loss: mse"),
         messages=("{file}:15: train.loss: found 'mse', but input.format is text; expected cross_entropy",),

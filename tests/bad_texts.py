@@ -72,12 +72,6 @@ _BUCKETS = "expected auto, or a list of lengths in tokens, such as [32, 64, 128]
 
 BAD_TEXTS = [
     text(
-        "  fields: [id, logits]\n",
-        "  fields: [id, logits]\nrun:\n  gpus: 2\n",
-        "15: run.gpus: found 2, which is not supported yet if input.format is text; expected 1",
-        name="several devices",
-    ),
-    text(
         FORMAT,
         FORMAT + "  batch_size: 64\n",
         "9: input.batch_size: found 64, but input.format is text, whose batches are counted in tokens; expected input.text.tokens_per_batch",

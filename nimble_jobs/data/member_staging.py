@@ -13,9 +13,9 @@ from nimble_jobs.data import writers
 from nimble_jobs.data.files import reported
 from nimble_jobs.data.hidden import staging_root
 from nimble_jobs.data.records import BadRecord
-from nimble_jobs.data.shard_files import ShardFiles
+from nimble_jobs.data.shard_files import Note, ShardFiles, read_note
 from nimble_jobs.data.shards import Shard
-from nimble_jobs.errors import ModelError
+from nimble_jobs.errors import ModelError, OutOfStep
 from nimble_jobs.spec.model import OutputSpec
 
 Finish = Callable[[Shard, str], Any]  # gets a written shard, and the SHA-256 of its sheet
@@ -41,11 +41,18 @@ class MemberStaging:
         root = staging_root(output.folder, job_id)
         name = f"{attempt}.{worker}"
         self._files = ShardFiles(root, name, format_=output.format, basis=basis, decoded_by=decoded_by)
-        self._finish = finish
+        self._attempt, self._basis, self._finish = attempt, basis, finish
         self.done: dict[int, Shard] = {}  # none, because which shards are to be done is decided elsewhere
         with reported(self._files.folder):
             root.mkdir(exist_ok=True)
             self._files.make()
+
+    def noted(self) -> Any:
+        """What the member that claimed the job has noted. Raises OutOfStep if that is gone, or if it read another input
+        than this member, or another model.
+        """
+        note = read_note(self._files.sheets.parent / f"shards-{self._attempt}")
+        return value_of(note, self._basis, where=str(self._files.sheets.parent))
 
     def write_shard(
         self,
@@ -54,12 +61,13 @@ class MemberStaging:
         bad: Sequence[BadRecord] = (),
         *,
         carries: str | None = None,
+        shortened: int = 0,
         last: bool = False,  # as `Staging` has it, where no later shard follows
     ) -> Shard:
         """Write one shard durably, and tell `finish`. Raises ModelError if the model carries state to the next shard,
         which another member may have; DataError if it cannot be written, FencedOut if a newer attempt took over.
         """
-        return finish_member(lambda: self._files.write(index, columns, bad), self._finish, carries)
+        return finish_member(lambda: self._files.write(index, columns, bad, shortened=shortened), self._finish, carries)
 
 
 def finish_member(write: Callable[[], Shard], finish: Finish, carries: str | None) -> Shard:
@@ -71,3 +79,12 @@ def finish_member(write: Callable[[], Shard], finish: Finish, carries: str | Non
     shard = write()
     finish(shard, hashlib.sha256(shard.to_bytes()).hexdigest())
     return shard
+
+
+def value_of(note: Note | None, basis: str, *, where: str) -> Any:
+    """What the member that claimed the job has noted. `basis` is that of the member that asks. Raises OutOfStep."""
+    if note is None:
+        raise OutOfStep(f"{where}: the files of the job's other devices are gone")
+    if note.basis != basis:
+        raise OutOfStep("the input or the model has changed since the job's other devices began")
+    return note.value

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from nimble_jobs.data.publish import MANIFEST
+from nimble_jobs.data.shard_files import Note
 from nimble_jobs.errors import NotFound
 from nimble_jobs.objects import Objects, Stat
 
+NOTE = ".note"  # what an attempt keeps for later ones
 RUN = re.compile(r"([A-Za-z0-9_]+)-(\d+)-[0-9a-f]{8}/(.+)")  # what an attempt of a job writes: JOB-ATTEMPT-RANDOM/NAME
 
 
@@ -54,3 +56,11 @@ def left_at(address: str) -> dict[str, int]:
         if run := run_of(name):
             sizes[run[0]] = sizes.get(run[0], 0) + stat.size
     return sizes
+
+
+def notes(objects: Objects, runs: Mapping[str, int]) -> Iterator[Note]:
+    """What was noted in these runs, objects with the number of their attempt, the newest first."""
+    for name in sorted((n for n in runs if n.endswith(f"/{NOTE}")), key=runs.__getitem__, reverse=True):
+        found = json.loads(objects.read(name))
+        if "basis" in found:  # not only the sign that an attempt has begun
+            yield Note(basis=found["basis"], value=found["value"])

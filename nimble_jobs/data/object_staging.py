@@ -19,8 +19,8 @@ from typing import Any
 
 from nimble_jobs.data import publish as publication
 from nimble_jobs.data import writers
-from nimble_jobs.data.member_staging import Finish, finish_member
-from nimble_jobs.data.object_runs import run_of, unpublished
+from nimble_jobs.data.member_staging import Finish, finish_member, value_of
+from nimble_jobs.data.object_runs import NOTE, notes, run_of, unpublished
 from nimble_jobs.data.publish import MANIFEST, FileEntry, Found, Ledger
 from nimble_jobs.data.records import BadRecord
 from nimble_jobs.data.shard_files import encoded
@@ -32,7 +32,6 @@ from nimble_jobs.objects import Objects, Stat, Through, Unmet, once
 from nimble_jobs.spec.model import OutputSpec
 
 _SHEETS = ".shards/"
-_NOTE = ".note"
 _TRIES = 16  # tries, each after somebody else published there
 
 
@@ -54,7 +53,13 @@ class ObjectShards:
         self._format, self._basis, self._decoded_by = format_, basis, decoded_by
 
     def write(
-        self, index: int, columns: writers.Columns, bad: Sequence[BadRecord] = (), *, carries: str | None = None
+        self,
+        index: int,
+        columns: writers.Columns,
+        bad: Sequence[BadRecord] = (),
+        *,
+        carries: str | None = None,
+        shortened: int = 0,
     ) -> Shard:
         """Write one shard; without columns, only its bad records. Raises DataError, ObjectTrouble."""
         entries = []
@@ -70,6 +75,7 @@ class ObjectShards:
             bad=tuple(bad),
             carries=carries,
             decoded_by=self._decoded_by,
+            shortened=shortened,
         )
         self._objects.write(f"{self.run}/{_SHEETS}{index:05d}.json", shard.to_bytes())
         return shard
@@ -101,7 +107,7 @@ class ObjectStaging(Unpublished):
         if self.finished is None:
             names = self._objects.list()
             self._check_free(existing, names)
-            self._objects.write(f"{self._files.run}/{_NOTE}", b"{}")  # what cannot be written is known before the work
+            self._objects.write(f"{self._files.run}/{NOTE}", b"{}")  # what cannot be written is known before the work
             self._adopt(names)
 
     @property
@@ -116,10 +122,11 @@ class ObjectStaging(Unpublished):
         bad: Sequence[BadRecord] = (),
         *,
         carries: str | None = None,
+        shortened: int = 0,
         last: bool = False,
     ) -> Shard:
         """Write one shard; without columns, only its bad records. Raises DataError, ObjectTrouble."""
-        self.done[index] = shard = self._files.write(index, columns, bad, carries=carries)
+        self.done[index] = shard = self._files.write(index, columns, bad, carries=carries, shortened=shortened)
         return shard
 
     def publish(self, summary: dict[str, Any], *, shards: int | None = None) -> dict[str, Any]:
@@ -138,16 +145,12 @@ class ObjectStaging(Unpublished):
     def note(self, value: Any) -> None:
         """Keep a JSON-able value that later attempts of the same basis are to find by `noted`."""
         data = json.dumps({"basis": self._basis, "value": value}).encode()
-        self._objects.write(f"{self._files.run}/{_NOTE}", data)
+        self._objects.write(f"{self._files.run}/{NOTE}", data)
 
     def noted(self) -> Any:
         """What the newest attempt of the same basis has noted; None if none has."""
-        runs = self._runs(self._objects.list())
-        for name in sorted((n for n in runs if n.endswith(f"/{_NOTE}")), key=runs.__getitem__, reverse=True):
-            found = json.loads(self._objects.read(name))
-            if found.get("basis") == self._basis:
-                return found["value"]
-        return None
+        found = notes(self._objects, self._runs(self._objects.list()))
+        return next((note.value for note in found if note.basis == self._basis), None)
 
     def adopt(self, *, last: bool = False) -> None:
         """Take over finished shards of this attempt's members and of earlier attempts, the newest first."""
@@ -297,13 +300,18 @@ class MemberObjects:
         self._files = ObjectShards(
             self._objects, job_id, attempt, format_=output.format, basis=basis, decoded_by=decoded_by
         )
-        self._finish = finish
+        self._job_id, self._attempt, self._basis, self._finish = job_id, attempt, basis, finish
         self.done: dict[int, Shard] = {}
 
     @property
     def troubles(self) -> int:
         """Requests that the store did not answer."""
         return self._objects.troubles
+
+    def noted(self) -> Any:
+        """As `MemberStaging.noted`. Raises OutOfStep, DataError, ObjectTrouble."""
+        runs = {name: self._attempt for name in self._objects.list() if run_of(name) == (self._job_id, self._attempt)}
+        return value_of(next(notes(self._objects, runs), None), self._basis, where=self._objects.address)
 
     def write_shard(
         self,
@@ -312,10 +320,11 @@ class MemberObjects:
         bad: Sequence[BadRecord] = (),
         *,
         carries: str | None = None,
+        shortened: int = 0,
         last: bool = False,
     ) -> Shard:
         """Write one shard, and tell `finish`. Raises ModelError, DataError, ObjectTrouble."""
-        return finish_member(lambda: self._files.write(index, columns, bad), self._finish, carries)
+        return finish_member(lambda: self._files.write(index, columns, bad, shortened=shortened), self._finish, carries)
 
 
 def find_manifest(objects: Objects, ledger: Ledger) -> tuple[Found | None, str]:

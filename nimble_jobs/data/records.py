@@ -34,6 +34,7 @@ class TokenRows:
     """The tokens of the texts in a batch, one row each."""
 
     lengths: np.ndarray  # int32 [n], without padding
+    shortened: np.ndarray  # bool [n], those that lost tokens
     ids: Ragged | None = None  # int32; None: not asked for
     offsets: Ragged | None = None  # int32 [tokens, 2], begin and end in characters of the text
 

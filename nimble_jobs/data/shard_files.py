@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nimble_jobs.data import writers
 from nimble_jobs.data.files import reported, write_file
@@ -13,7 +16,27 @@ from nimble_jobs.data.publish import FileEntry
 from nimble_jobs.data.records import BadRecord
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.errors import DataError, FencedOut
+from nimble_jobs.regular import read_regular
 from nimble_jobs.whole import sync_path
+
+NOTE = "note"  # beside the sheets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """What an attempt has noted for other processes."""
+
+    basis: str
+    value: Any
+
+
+def read_note(sheets: Path) -> Note | None:
+    """The note in a folder of sheets; None if there is none, or if a power failure damaged it."""
+    try:
+        found = json.loads(read_regular(sheets / NOTE))
+        return Note(basis=found["basis"], value=found["value"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def encoded(format_: str, index: int, columns: writers.Columns) -> Iterator[tuple[FileEntry, bytes | memoryview]]:
@@ -46,10 +69,11 @@ class ShardFiles:
         bad: Sequence[BadRecord] = (),
         *,
         carries: str | None = None,
+        shortened: int = 0,
         sync: bool = True,
     ) -> Shard:
         """Write one shard, durably if `sync`; without columns, only its bad records. `carries` names state that the
-        model carries to the next shard.
+        model carries to the next shard; `shortened` of its texts lost tokens.
 
         Raises DataError if it cannot be written, FencedOut if a newer attempt took over.
         """
@@ -68,9 +92,15 @@ class ShardFiles:
                 bad=tuple(bad),
                 carries=carries,
                 decoded_by=self._decoded_by,
+                shortened=shortened,
             )
             self.write_sheet(shard, sync=sync)
         return shard
+
+    def note(self, value: Any) -> None:
+        """Keep a JSON-able value beside the sheets. Raises DataError, FencedOut."""
+        with self.writing():
+            write_file(self.sheets / NOTE, json.dumps({"basis": self._basis, "value": value}).encode())
 
     def write_sheet(self, shard: Shard, *, sync: bool = True) -> None:
         """Say that the shard is finished."""

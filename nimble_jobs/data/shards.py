@@ -22,6 +22,7 @@ class Shard:
     bad: tuple[BadRecord, ...]
     carries: str | None = None  # state that the model carries to the next shard
     decoded_by: str | None = None  # decoder of its pictures
+    shortened: int = 0  # texts that lost tokens
 
     def to_bytes(self) -> bytes:
         body = json.dumps(dataclasses.asdict(self), sort_keys=True)

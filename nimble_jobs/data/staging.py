@@ -25,7 +25,7 @@ from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_o
 from nimble_jobs.data.hidden import probe_of, staging_root
 from nimble_jobs.data.publish import MANIFEST, FileEntry, Ledger
 from nimble_jobs.data.records import BadRecord
-from nimble_jobs.data.shard_files import ShardFiles
+from nimble_jobs.data.shard_files import NOTE, ShardFiles, read_note
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.data.unpublished import ERRORS, Unpublished
 from nimble_jobs.errors import DataError
@@ -33,7 +33,6 @@ from nimble_jobs.regular import NotRegular, read_regular
 from nimble_jobs.spec.model import OutputSpec
 from nimble_jobs.whole import sync_path
 
-_NOTE = "note"  # beside the sheets
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
 
@@ -77,16 +76,17 @@ class Staging(Unpublished):
         bad: Sequence[BadRecord] = (),
         *,
         carries: str | None = None,
+        shortened: int = 0,
         last: bool = False,
     ) -> Shard:
         """Write one shard durably; without columns, only its bad records. `carries` names state that the model carries
-        to the next shard.
+        to the next shard; `shortened` of its texts lost tokens.
 
         The `last` one before publication is synced by the publication, which saves a small job half of its syncs. A
         killed process loses nothing, and after a power failure digests tell whether the shard must be written again.
         Raises DataError if it cannot be written, FencedOut if a newer attempt took over.
         """
-        shard = self._files.write(index, columns, bad, carries=carries, sync=not last)
+        shard = self._files.write(index, columns, bad, carries=carries, shortened=shortened, sync=not last)
         if last:
             self._unsynced.update(entry.name for entry in shard.files)
         self.done[index] = shard
@@ -118,19 +118,14 @@ class Staging(Unpublished):
 
     def note(self, value: Any) -> None:
         """Keep a JSON-able value that later attempts of the same basis are to find by `noted`. Raises DataError."""
-        data = json.dumps({"basis": self._basis, "value": value}).encode()
-        with self._files.writing():
-            write_file(self._sheets / _NOTE, data)
+        self._files.note(value)
 
     def noted(self) -> Any:
         """What the newest attempt of the same basis has noted; None if none has."""
         for _, sheets in sorted(self._attempts("shards"), reverse=True):
-            try:
-                found = json.loads(read_regular(sheets / _NOTE))
-                if found["basis"] == self._basis:
-                    return found["value"]
-            except (OSError, ValueError, TypeError, KeyError):
-                continue  # not there, or damaged by a power failure
+            found = read_note(sheets)
+            if found is not None and found.basis == self._basis:
+                return found.value
         return None
 
     def discard(self) -> None:
@@ -231,7 +226,7 @@ class Staging(Unpublished):
         try:
             for index in self.done:
                 (self._sheets / f"{index:05d}.json").unlink()
-            (self._sheets / _NOTE).unlink(missing_ok=True)
+            (self._sheets / NOTE).unlink(missing_ok=True)
             self._sheets.rmdir()
             self._root.rmdir()
         except OSError:

@@ -68,6 +68,11 @@ class Unpublished:
         """Good records of all finished shards."""
         return sum(s.records for s in self.done.values())
 
+    @property
+    def shortened(self) -> int:
+        """Texts of all finished shards that lost tokens."""
+        return sum(s.shortened for s in self.done.values())
+
     def check_complete(self, shards: int | None) -> None:
         """Raises DataError unless there are as many shards as required, numbered from 0."""
         wanted = max(self.done, default=-1) + 1 if shards is None else shards

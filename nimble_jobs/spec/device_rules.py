@@ -42,17 +42,10 @@ def _device(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("run.gpus", problem, "1, or run.device: auto, cpu or cuda")
 
 
-@rule("run.gpus", "input.format")
+@rule("run.gpus", "kind", "input.format")
 def _format(spec: JobSpec) -> Iterator[Finding]:
-    if _several(spec) and spec.input.format in TEXTS:
-        problem = f"found {spec.run.gpus}, which is not supported yet if input.format is {spec.input.format}"
-        yield Finding("run.gpus", problem, "1")
-
-
-@rule("run.gpus", "input.only_new")
-def _only_new(spec: JobSpec) -> Iterator[Finding]:
-    if _several(spec) and spec.input.only_new is not None:
-        problem = f"found {spec.run.gpus}, which is not supported yet with input.only_new"
+    if _several(spec) and spec.kind == "finetune" and spec.input.format in TEXTS:
+        problem = f"found {spec.run.gpus}, which is not supported yet for trainings on texts"
         yield Finding("run.gpus", problem, "1")
 
 

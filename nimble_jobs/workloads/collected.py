@@ -23,6 +23,7 @@ class Shard:
     columns: Values
     bad: Sequence[BadRecord]
     carries: str | None = None
+    shortened: int = 0  # texts that lost tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Collected:
     def __init__(self, form: Form) -> None:
         self._columns = Columns(form.fields, form.classes, form.per_token)
         self._indexes: list[np.ndarray] = []
+        self._shortened: list[np.ndarray] = []
         self._bad: list[BadRecord] = []
 
     def add(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> None:
@@ -48,6 +50,8 @@ class Collected:
         if len(batch):
             self._columns.add(outputs, batch.ids, batch.labels, batch.tokens)
             self._indexes.append(batch.indexes)
+            if batch.tokens is not None:
+                self._shortened.append(batch.indexes[batch.tokens.shortened])
 
     def cut(
         self,
@@ -64,6 +68,7 @@ class Collected:
             order = np.argsort(indexes, kind="stable")
             indexes = indexes[order]
             columns = {name: _taken(values, order) for name, values in columns.items()}
+        shortened = np.concatenate([np.empty(0, dtype=np.int64), *self._shortened])
         for shard in among:
             first, stop = shards[shard]
             a, b = np.searchsorted(indexes, (first, stop)).tolist()
@@ -73,6 +78,7 @@ class Collected:
                     columns={name: values[a:b] for name, values in columns.items()} if b > a else {},
                     bad=sorted((r for r in self._bad if first <= r.index < stop), key=lambda record: record.index),
                     carries=carries,
+                    shortened=int(((first <= shortened) & (shortened < stop)).sum()),
                 )
 
 

@@ -29,6 +29,21 @@ class Bounds:
         return range(self.shard if self.since is None else self.since, self.shard + 1)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """The shards of a window, and the records in them."""
+
+    first: int  # shard
+    last: int
+    start: int  # record
+    stop: int
+
+    @property
+    def shards(self) -> range:
+        """The numbers of its shards."""
+        return range(self.first, self.last + 1)
+
+
 def shards_of(total: int, size: int) -> list[tuple[int, int]]:
     """The first position of each shard, and the one behind its last."""
     return list(pairwise([*range(0, total, size), total]))

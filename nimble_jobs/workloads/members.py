@@ -1,20 +1,30 @@
-"""A member's part of a scoring job on which several devices work: it claims shards, scores them, perhaps publishes."""
+"""A member's part of a scoring job on which several devices work: it claims shards, scores them, perhaps publishes.
+
+Of texts it claims windows, each of which is several shards. To the store a window is one shard.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import random
+import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from nimble_jobs.data import AnyStaging, Reader, stage_member
+from nimble_jobs.data.answers import Answers
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.errors import ShardsMissing
 from nimble_jobs.job import Member, ShardClaim
 from nimble_jobs.plural import count
+from nimble_jobs.workloads.answering import answered
 from nimble_jobs.workloads.bad_records import enforce_threshold
+from nimble_jobs.workloads.collected import Shard as Lost
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
-from nimble_jobs.workloads.cuts import Bounds, cut_claims, shards_for
+from nimble_jobs.workloads.cuts import Span
 from nimble_jobs.workloads.parts import Feed
 from nimble_jobs.workloads.scoring import Scoring
 from nimble_jobs.workloads.stragglers import pause_s, worth_a_copy
@@ -27,14 +37,15 @@ T = TypeVar("T")
 class Part:
     """What one member does. Its own thread and those of the pipeline use it."""
 
-    def __init__(
-        self, context: JobContext, total: int, *, size: int, basis: str, decoded_by: str | None = None
-    ) -> None:
-        """`total`: records of the input; `size`: records in a batch."""
+    def __init__(self, context: JobContext, total: int, *, basis: str, decoded_by: str | None = None) -> None:
+        """`total`: records of the input."""
         assert context.membership is not None
-        self._context, self._total, self._size = context, total, size
+        self._context, self._total = context, total
         self._membership, self._job = context.membership, context.job
         self._first: Sequence[ShardClaim] = ()  # claims with which the next round begins
+        self._windows: Sequence[Span] | None = None
+        self._written: dict[int, dict[int, tuple[Shard, str]]] = {}  # by window, until it is whole
+        self._writing = threading.Lock()
         self.staging = context.patience.through(
             lambda: stage_member(
                 context.spec.output,
@@ -48,30 +59,46 @@ class Part:
             )
         )
 
+    def claims_windows(self, windows: Sequence[Span]) -> None:
+        """What is claimed is these windows of shards, not single shards."""
+        self._windows = windows
+
     def open(self, shards: Sequence[tuple[int, int]], staging: AnyStaging) -> None:
         """Let others join. Only for the member that claimed the job. `staging` has the shards that are done already.
 
         Raises FencedOut.
         """
         done, bad = frozenset(staging.done), len(staging.bad)
+        if self._windows is not None:
+            shards = [(window.start, window.stop) for window in self._windows]
+            done = frozenset(n for n, window in enumerate(self._windows) if done.issuperset(window.shards))
+            bad = sum(len(staging.done[shard].bad) for n in done for shard in self._windows[n].shards)
         self._patiently(
             lambda now: self._context.store.shards.open(self._job, self._context.device, shards, done, bad=bad, now=now)
         )
 
-    def turns(self) -> Iterator[list[Bounds]]:
-        """The batches of one claim after another, until there is nothing more to claim."""
+    def turns(self) -> Iterator[tuple[Sequence[ShardClaim], int]]:
+        """One claim after another, until there is nothing more to claim; each time with how many records are to be
+        scored after it, by this member or others.
+        """
         claims, self._first = self._first, ()
         while claims:
             self._membership.holds([claim.index for claim in claims])
             # What a better schedule would gain, all members gain.
             left = self._patiently(lambda _now: self._context.store.shards.records_left(self._job))
             mine = sum(claim.stop - claim.start for claim in claims)
-            yield cut_claims(claims, self._size, beyond=max(0, left - mine))
+            yield claims, max(0, left - mine)
             if claims[0].suspect:  # nothing else may fail with it
                 return
             claims = self._patiently(lambda _now: self._context.store.shards.claim(self._job, suspects=False))
             if not claims and (copied := self._copy(self._members())) is not None:
                 claims = [copied]
+
+    def spans(self) -> Iterator[tuple[Sequence[Span], int]]:
+        """As `turns`, for windows."""
+        assert self._windows is not None
+        for claims, beyond in self.turns():
+            yield [self._windows[claim.index] for claim in claims], beyond
 
     def run(self, scoring: Scoring, feed: Callable[[], Feed]) -> dict[str, Any]:
         """Score shards until all are done, in rounds: a new one, with a new `feed`, begins if shards are open again or
@@ -111,8 +138,11 @@ class Part:
         tell_troubles(self._context, self.staging.troubles)
         return not self._patiently(lambda now: self._context.store.shards.retire(self._job, now))
 
-    def complete(self, staging: AnyStaging, reader: Reader) -> None:
+    def complete(
+        self, staging: AnyStaging, reader: Reader, shards: Sequence[tuple[int, int]], answers: Answers | None = None
+    ) -> None:
         """Take over all members' shards for publication. The records of shards that have failed are bad records.
+        `shards`: where each begins and ends; `answers`: of a batch file, whose requests are left out.
 
         Raises DataError for too many other bad records, ShardsMissing if shards must be scored again.
         """
@@ -122,17 +152,21 @@ class Part:
         # Whoever finished the shard with the last one may have died before it could end the job.
         enforce_threshold(self._context.spec.run, len(staging.bad), self._total, staging.bad)
         for claim, error in self._patiently(lambda _now: self._context.store.shards.failed(self._job)):
-            if claim.index not in staging.done:
-                why = f"its shard {claim.index} failed: {error}"
-                bad = [reader.bad_record(index, why) for index in range(claim.start, claim.stop)]
-                self._context.patience.through(lambda index=claim.index, bad=bad: staging.write_shard(index, {}, bad))  # type: ignore[misc]
-        output = self._context.spec.output
-        missing = len(shards_for(reader, output.shard_size)) - len(staging.done)
+            for index in self._shards_of(claim.index):
+                if index not in staging.done:
+                    why = f"its shard {index} failed: {error}"
+                    bad = [reader.bad_record(record, why) for record in range(*shards[index])]
+                    lost = Lost(index=index, columns={}, bad=bad)
+                    if answers is not None:
+                        lost, _ = answered(lost, answers, *shards[index])
+                    self._context.patience.through(partial(staging.write_shard, index, lost.columns, lost.bad))
+        missing = len(shards) - len(staging.done)
         if missing:
-            raise ShardsMissing(
-                f"{output.path}: {count(missing, 'shard')} of other devices are missing here, damaged, or made with "
-                "another decoder of pictures"
+            path, them = self._context.spec.output.path, count(missing, "shard")
+            problem = (
+                f"{path}: {them} of other devices are missing here, damaged, or made with another decoder of pictures"
             )
+            raise ShardsMissing(problem)
 
     def _next(self) -> Sequence[ShardClaim]:
         """Claims for another round; none once all shards are done. Waits for other members. Raises Stopped."""
@@ -161,13 +195,29 @@ class Part:
 
     def _finished(self, shard: Shard, digest: str) -> None:
         """A shard is written. Raises DataError if the members together found too many bad records."""
-        self._membership.drops([shard.index])  # first, or the member might seem to have been overtaken by itself
-        bad = self._context.store.shards.finish(self._job, shard.index, digest, len(shard.bad), time.time())
-        if shard.bad:
-            enforce_threshold(self._context.spec.run, bad, self._total, shard.bad)
+        index, found = shard.index, shard.bad
+        if self._windows is not None:
+            index = bisect_right(self._windows, shard.index, key=lambda window: window.first) - 1
+            with self._writing:  # several threads write shards
+                written = self._written.setdefault(index, {})
+                written[shard.index] = shard, digest
+                if len(written) < len(self._shards_of(index)):
+                    return
+                whole = [one for _, one in sorted(self._written.pop(index).items())]
+            found = tuple(record for one, _ in whole for record in one.bad)
+            digest = hashlib.sha256("".join(one for _, one in whole).encode()).hexdigest()
+        self._membership.drops([index])  # first, or the member might seem to have been overtaken by itself
+        bad = self._context.store.shards.finish(self._job, index, digest, len(found), time.time())
+        if found:
+            enforce_threshold(self._context.spec.run, bad, self._total, found)
+
+    def _shards_of(self, index: int) -> range:
+        """The shards of what was claimed under this number."""
+        return range(index, index + 1) if self._windows is None else self._windows[index].shards
 
     def _give_up_claims(self) -> None:
         """Whatever this member claimed and did not finish is for others."""
+        self._written.clear()
         self._membership.drops()
         self._patiently(lambda _now: self._context.store.shards.release(self._job))
 

@@ -17,7 +17,7 @@ from nimble_jobs.data.file_list import find_list, keep_list
 from nimble_jobs.data.listing import list_input, root_of
 from nimble_jobs.data.publish import outputs, published
 from nimble_jobs.data.stamps import Stamps
-from nimble_jobs.errors import DataError, OutputExists
+from nimble_jobs.errors import DataError, OutOfStep, OutputExists
 from nimble_jobs.job import JobState
 from nimble_jobs.models import identity, weights_identity
 from nimble_jobs.seen import CHANGED, VANISHED, Counts, FileList, InputFile, Kind, Scored, kind_of
@@ -63,10 +63,15 @@ class Work:
 def choose(context: JobContext, *, now: float) -> Work | Outcome:
     """The files to score, from the list of an earlier attempt or a new one; an outcome if nothing is left to do.
 
-    Raises DataError if the input cannot be listed, if files changed under `changed: fail`, or if too many are gone.
+    Raises DataError if the input cannot be listed, if files changed under `changed: fail`, or if too many are gone;
+    OutOfStep for a member whose job has no list.
     """
     spec, job = context.spec, context.job
     files = find_list(spec.output.folder, job.id)
+    if job.joined:
+        if files is None:
+            raise OutOfStep(f"{spec.output.path}: the list of the job's files is gone")
+        return Work(files=files, model=model_identity(spec.model))
     if (ended := _published(context, files)) is not None:
         return ended
     model = model_identity(spec.model)

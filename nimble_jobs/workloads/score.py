@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-
-from nimble_jobs.data import AnyStaging, Reader, open_reader
-from nimble_jobs.data import stage as stage_output
-from nimble_jobs.data.answers import Answers
+from nimble_jobs.data import AnyStaging, open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.models import permission
-from nimble_jobs.planner import Loaded, Request, Siblings, leave, prepare
+from nimble_jobs.planner import Loaded, Siblings, leave, prepare
 from nimble_jobs.planner.module.limits import Limits, find_limits
-from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads import only_new
-from nimble_jobs.workloads.answering import answers_of
+from nimble_jobs.workloads.attempt import Attempt, claimed
 from nimble_jobs.workloads.bad_records import BadRecords
-from nimble_jobs.workloads.basis import basis
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
-from nimble_jobs.workloads.cuts import cut, shards_for
+from nimble_jobs.workloads.cuts import Bounds, cut, cut_claims, shards_for
 from nimble_jobs.workloads.early_buffers import EarlyBuffers
-from nimble_jobs.workloads.members import Part
 from nimble_jobs.workloads.parts import Feed, Lane
 from nimble_jobs.workloads.record_feed import RecordFeed, batch_bytes
-from nimble_jobs.workloads.request import request_of
 from nimble_jobs.workloads.scoring import Ends, Scoring, Tally
 from nimble_jobs.workloads.stages import Stages
 from nimble_jobs.workloads.telling import tell, tell_restart, tell_troubles, tell_unchecked, tell_weights
 from nimble_jobs.workloads.text import job as text
-from nimble_jobs.workloads.text.feed import TextFeed
+from nimble_jobs.workloads.text.feed import Counts
 from nimble_jobs.workloads.text.per_token import per_token
-from nimble_jobs.workloads.text.setup import ColumnOfText, TextSetup, set_up
+from nimble_jobs.workloads.text.setup import ColumnOfText, TextSetup
+from nimble_jobs.workloads.text.windows import spans
 from nimble_jobs.workloads.waiting import waiting
 
 
@@ -52,102 +44,24 @@ def run(context: JobContext) -> Outcome:
         return work
     column = ColumnOfText(spec)
     with open_reader(spec.input, files=work.files if work else None, tokens=column) as reader:
-        attempt = _claimed(context, device, reader, work, column)
+        attempt = claimed(context, device, reader, work, column)
         outcome, left = _scored(attempt)
-    return outcome if work is None or outcome.stop is not Stop.GO else only_new.finish(context, outcome, work, left)
+    if work is None or outcome.left or outcome.stop is not Stop.GO:
+        return outcome
+    return only_new.finish(context, outcome, work, left)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Attempt:
-    """One attempt at a job: its input, opened, and its place on the disk, claimed."""
-
-    context: JobContext
-    device: torch.device
-    reader: Reader
-    staging: AnyStaging | None  # None for a member that did not claim the job, unless it publishes
-    stage: Callable[[], AnyStaging]  # makes what publishes
-    part: Part | None  # this member's part, if other workers may work on the job too
-    decode: decodes.Decode | None  # what decodes pictures; None if there are none
-    why_not: str | None  # why the device does not decode them, if it might have
-    work: only_new.Work | None  # which files, with `input.only_new`
-    texts: TextSetup | None  # how texts become tokens; None if there are none
-    column: ColumnOfText  # how a text among several inputs becomes tokens, if there is one
-    answers: Answers | None  # what makes the lines of a batch file; None for other formats
-
-    @property
-    def sole(self) -> AnyStaging:
-        """The place of an attempt that one worker makes alone."""
-        assert self.staging is not None
-        return self.staging
-
-    def request(self) -> Request:
-        """What the job asks of the planner; if its records are texts, all but the shape of a batch."""
-        context = self.context
-        return request_of(context.spec, self.reader, self.device, context.allowed_python, context.memory_bytes)
-
-
-def _claimed(
-    context: JobContext, device: torch.device, reader: Reader, work: only_new.Work | None, column: ColumnOfText
-) -> _Attempt:
-    """Decide what decodes, and claim the output. Raises UsageError for a device that cannot decode, OutputExists."""
-    spec, job, ledger = context.spec, context.job, context.store.publications
-    decode, why_not = decodes.choose(spec, reader, device)
-    texts = set_up(spec) if spec.input.format in TEXTS else None
-    setup = texts or column.setup
-    how = basis(spec, reader, decode, setup.to_json() if setup is not None else None)
-    decoded_by = str(decode) if decode is not None else None
-    if context.decoders is not None:
-        reader.hire(context.decoders)
-    answers = answers_of(spec, reader)
-    options: dict[str, Any] = {
-        "through": context.patience.through,
-        "ledger": ledger,
-        "basis": how,
-        "decoded_by": decoded_by,
-    }
-    if answers is not None:
-        options["error"] = answers.error
-
-    def stage() -> AnyStaging:
-        return context.patience.through(
-            lambda: stage_output(spec.output, job.id, job.attempt, **options), begun=job.attempt > 1
-        )
-
-    staging = None if job.joined else stage()
-    part = None
-    if context.membership is not None and (staging is None or staging.finished is None):
-        part = Part(context, reader.total, size=spec.input.batch_size, basis=how, decoded_by=decoded_by)
-    context.report(total=reader.total)
-    for note in reader.notes():
-        context.event("input", note, {})
-    return _Attempt(
-        context=context,
-        device=device,
-        reader=reader,
-        staging=staging,
-        stage=stage,
-        part=part,
-        decode=decode,
-        why_not=why_not,
-        work=work,
-        texts=texts,
-        column=column,
-        answers=answers,
-    )
-
-
-def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
+def _scored(attempt: Attempt) -> tuple[Outcome, dict[str, str]]:
     """Prepare the model, score, publish; how that ended, and which files are left for the next job."""
     context, staging, part = attempt.context, attempt.staging, attempt.part
     if staging is not None:
         if staging.finished is not None:
             return already_published(context, staging), {}
         tell_restart(context, staging)
-        if part is not None:
-            part.open(shards_for(attempt.reader, context.spec.output.shard_size), staging)
+    plan = _planned(attempt)
     try:
         with EarlyBuffers(_early_bytes(attempt), attempt.device) as early:
-            scoring, feed, plan, again = _ready(attempt, early)
+            scoring, again, counts = _ready(attempt, plan, early)
     except Stopped:
         return Outcome(stop=context.stop()), {}
     context.report(phase="run", schedule=scoring.prepared.summary())
@@ -156,10 +70,10 @@ def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
         stages = scoring.run() if part is None else part.run(scoring, again)
         run_s = time.perf_counter() - scoring.began
         summary, how_made = scoring.prepared.summary(), dict[str, Any]()
-        if plan is not None and isinstance(feed, TextFeed):
-            stages["text"] = text.figures(feed, plan, scoring.lanes, run_s)
+        if plan is not None and counts is not None:
+            stages["text"] = text.figures(counts, plan, scoring.lanes, run_s)
             summary["buckets"] = stages["text"].pop("buckets")
-            how_made["text"] = _of_texts(plan.setup, stages["text"], attempt.reader.total)
+            how_made["text"] = plan.setup.to_json()
             text.tell_figures(context, stages["text"])
         elif (setup := attempt.column.setup) is not None:
             said = {"truncated": attempt.column.cut, "records": scoring.scored, "max_length": setup.limit}
@@ -183,11 +97,13 @@ def _scored(attempt: _Attempt) -> tuple[Outcome, dict[str, str]]:
         if not part.publishes():
             return Outcome(left=True), {}
         staging = staging or attempt.stage()
-        part.complete(staging, attempt.reader)
+        part.complete(staging, attempt.reader, scoring.shards, attempt.answers)
         timings["records_per_s"] = part.rate()
         context.report(bad_kinds=_bad_records(attempt, staging).kinds())
         scoring.tally.done = attempt.reader.total
     assert staging is not None
+    if plan is not None:
+        how_made["text"]["truncated"] = staging.shortened
     outputs, left = _published(attempt, staging, scoring.tally, summary, how_made)
     return Outcome(outputs=outputs, timings=timings, schedule=summary), left
 
@@ -197,7 +113,7 @@ def _of_texts(setup: TextSetup, said: dict[str, Any], total: int) -> dict[str, A
     return setup.to_json() | ({"truncated": said["truncated"]} if said["records"] == total else {})
 
 
-def _early_bytes(attempt: _Attempt) -> int | None:
+def _early_bytes(attempt: Attempt) -> int | None:
     """Bytes of a batch, if memory for batches is surely needed: a worker's resident model may have some."""
     context, reader = attempt.context, attempt.reader
     alone = attempt.texts is not None or reader.total <= context.spec.input.batch_size
@@ -206,25 +122,41 @@ def _early_bytes(attempt: _Attempt) -> int | None:
     return batch_bytes(attempt.request(), reader, encoded=attempt.decode is not None and attempt.decode.by == "gpu")
 
 
-def _ready(attempt: _Attempt, early: EarlyBuffers) -> tuple[Scoring, Feed, text.TextPlan | None, Callable[[], Feed]]:
-    """Prepare the model, for texts once for each bucket. The last value makes a feed for another round of a member.
+def _planned(attempt: Attempt) -> text.TextPlan | None:
+    """How texts become batches, which is the same for all attempts and members. Opens the job for other members."""
+    context, staging, reader, part = attempt.context, attempt.staging, attempt.reader, attempt.part
+    noted = None
+    if staging is None:
+        assert part is not None
+        noted = part.staging.noted()
+    elif attempt.texts is not None:
+        noted = staging.noted()
+    plan = None
+    if attempt.texts is not None:
+        fields, device = context.spec.output.fields, attempt.device
+        plan = text.plan_of(
+            reader, attempt.texts, attempt.request(), fields=fields, device=device, store=context.store, noted=noted
+        )
+    shards = shards_for(reader, context.spec.output.shard_size)
+    if plan is not None and part is not None:
+        part.claims_windows(spans(shards, (), plan.window))
+    if staging is not None and (plan is not None or part is not None):
+        note = plan.to_json() if plan is not None else None
+        context.patience.through(lambda: staging.note(note))
+        if part is not None:
+            part.open(shards, staging)
+    return plan
+
+
+def _ready(
+    attempt: Attempt, plan: text.TextPlan | None, early: EarlyBuffers
+) -> tuple[Scoring, Callable[[], Feed], Counts | None]:
+    """Prepare the model, for texts once for each bucket. The second value makes a feed for another round of a member;
+    the last one counts texts.
 
     Raises Stopped.
     """
     context, staging, reader, part = attempt.context, attempt.staging, attempt.reader, attempt.part
-    plan = None
-    if attempt.texts is not None:
-        assert staging is not None  # one worker scores all texts
-        plan = text.plan_of(
-            reader,
-            attempt.texts,
-            attempt.request(),
-            fields=context.spec.output.fields,
-            device=attempt.device,
-            store=context.store,
-            noted=staging.noted(),
-        )
-        context.patience.through(lambda: staging.note(plan.to_json()))
     lanes = _lanes(attempt, plan)
     tell_weights(context, context.spec.model)
     decodes.tell(context, attempt.decode, attempt.why_not)
@@ -233,14 +165,13 @@ def _ready(attempt: _Attempt, early: EarlyBuffers) -> tuple[Scoring, Feed, text.
     shards = shards_for(reader, context.spec.output.shard_size)
     tally = Tally.of(staging, shards) if staging is not None else Tally()
     bad = _bad_records(attempt, staging)
-    if plan is not None and staging is not None:
-        feed: Feed
-        again: Callable[[], Feed] = lambda: feed  # noqa: E731  # texts have one round
-        feed, stages = text.feed_of(context, reader, staging, plan, lanes, shards, bad=bad, device=attempt.device)
+    again: Callable[[], Feed]
+    counts = None
+    if plan is not None:
+        again, stages, counts = _text_feed(attempt, plan, lanes, shards, bad)
     else:
         early.give(lanes[0].prepared.loaded)
         again, stages = _record_feed(attempt, lanes[0].prepared.loaded, shards, bad)
-        feed = again()
     ragged = frozenset[str]()
     if plan is not None:
         ragged = per_token(lanes[0].prepared.loaded, plan.setup, context.spec.output.fields)
@@ -248,17 +179,17 @@ def _ready(attempt: _Attempt, early: EarlyBuffers) -> tuple[Scoring, Feed, text.
     scoring = Scoring(
         context,
         part.staging if part is not None else attempt.sole,
-        feed,
+        again(),
         lanes,
         shards=shards,
         tally=tally,
         stages=stages,
         ends=ends,
     )
-    return scoring, feed, plan, again
+    return scoring, again, counts
 
 
-def _lanes(attempt: _Attempt, plan: text.TextPlan | None) -> list[Lane]:
+def _lanes(attempt: Attempt, plan: text.TextPlan | None) -> list[Lane]:
     """The model, ready; for texts once for each bucket, in their order. Raises Stopped."""
     context = attempt.context
     requests = plan.requests if plan is not None else (attempt.request(),)
@@ -281,8 +212,18 @@ def _lanes(attempt: _Attempt, plan: text.TextPlan | None) -> list[Lane]:
     return [lanes[number] for number in range(len(requests))]
 
 
+def _text_feed(
+    attempt: Attempt, plan: text.TextPlan, lanes: list[Lane], shards: list[tuple[int, int]], bad: BadRecords
+) -> tuple[Callable[[], Feed], Stages, Counts]:
+    part = attempt.part
+    windows = spans(shards, attempt.sole.done, plan.window) if part is None else None
+    turns = part.spans if part is not None else lambda: [(windows or (), 0)]
+    device = attempt.device
+    return text.feed_of(attempt.context, attempt.reader, plan, lanes, turns, windows=windows, bad=bad, device=device)
+
+
 def _record_feed(
-    attempt: _Attempt, loaded: Loaded, shards: list[tuple[int, int]], bad: BadRecords
+    attempt: Attempt, loaded: Loaded, shards: list[tuple[int, int]], bad: BadRecords
 ) -> tuple[Callable[[], RecordFeed], Stages]:
     context, reader, part = attempt.context, attempt.reader, attempt.part
     limits = _limits(context, loaded)
@@ -292,15 +233,19 @@ def _record_feed(
     alone = part is None and len(bounds) <= 1
     stages = Stages(context, alone=alone, in_flight=in_flight, decodes=decode is not None)
 
+    def turns() -> Iterable[Sequence[Bounds]]:
+        if part is None:
+            return [bounds]
+        return (cut_claims(claims, loaded.request.batch_size, beyond=beyond) for claims, beyond in part.turns())
+
     def feed() -> RecordFeed:
-        turns = [bounds] if part is None else part.turns()
         last = bounds[-1].shard if bounds else -1
-        return RecordFeed(reader, loaded, turns, stages, last=last, bad=bad, limits=limits, decode=decode)
+        return RecordFeed(reader, loaded, turns(), stages, last=last, bad=bad, limits=limits, decode=decode)
 
     return feed, stages
 
 
-def _bad_records(attempt: _Attempt, staging: AnyStaging | None) -> BadRecords:
+def _bad_records(attempt: Attempt, staging: AnyStaging | None) -> BadRecords:
     """The count of bad records, which begins with those of which `staging` knows."""
     before, context, reader = staging.bad if staging is not None else [], attempt.context, attempt.reader
     if attempt.answers is not None:
@@ -309,7 +254,7 @@ def _bad_records(attempt: _Attempt, staging: AnyStaging | None) -> BadRecords:
 
 
 def _published(
-    attempt: _Attempt, staging: AnyStaging, tally: Tally, summary: dict[str, Any], how_made: dict[str, Any]
+    attempt: Attempt, staging: AnyStaging, tally: Tally, summary: dict[str, Any], how_made: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The folder, and which files are left for the next job. Raises OutputExists, FencedOut."""
     context, reader, work = attempt.context, attempt.reader, attempt.work

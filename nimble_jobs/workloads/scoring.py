@@ -85,7 +85,7 @@ class Scoring:
         self.lanes = lanes
         self.tally = tally
         self._context, self._staging, self._feed, self._stages = context, staging, feed, stages
-        self._shards, self._done = shards, frozenset(staging.done)
+        self.shards, self._done = shards, frozenset(staging.done)
         self._adopted = tally.done
         self.ready_s = 0.0  # seconds that `run` took to capture what makes results of the outputs
         self.began = time.perf_counter()  # when `run` asked for its first batch
@@ -226,15 +226,21 @@ class Scoring:
             landed.release()
         if part.at.last:
             whole, self._open = self._open, None
-            for shard in whole.cut(self._shards, part.at.shards, self._done, carries=result.carries):
+            for shard in whole.cut(self.shards, part.at.shards, self._done, carries=result.carries):
                 writer.put(shard)
 
     def _write(self, shard: Shard) -> None:
         if self._ends.answers is not None:
-            shard, late = answered(shard, self._ends.answers, *self._shards[shard.index])
+            shard, late = answered(shard, self._ends.answers, *self.shards[shard.index])
             self._feed.bad.add(late, what="requests")
-        last = shard.index == len(self._shards) - 1
+        last = shard.index == len(self.shards) - 1
         write = partial(
-            self._staging.write_shard, shard.index, shard.columns, shard.bad, carries=shard.carries, last=last
+            self._staging.write_shard,
+            shard.index,
+            shard.columns,
+            shard.bad,
+            carries=shard.carries,
+            shortened=shard.shortened,
+            last=last,
         )
         self._context.patience.through(write)

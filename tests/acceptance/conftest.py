@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import worker_fakes
+from several_devices import worker
 from worker_processes import Start
 
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from tests import prefork
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -43,3 +45,12 @@ def start(store: Store, tmp_path: Path) -> Iterator[Start]:
         process.kill()
         process.wait()
         print((tmp_path / f"worker-{number}.log").read_text())  # seen where a test fails
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """The store of a worker with two devices, for all tests that leave it as it is."""
+    folder = tmp_path_factory.mktemp("running")
+    with open_store(resolve(str(folder / "home"))) as store, worker(store, folder, "cpu,cpu"):
+        until(lambda: len(store.workers.live()) == 2)
+        yield store

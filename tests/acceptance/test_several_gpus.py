@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
-import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
+from several_devices import child_of, ended, files, pause, stop, under_way, worker
 
 from nimble_jobs import client
 from nimble_jobs import spec as specs
-from nimble_jobs.job import Job, JobState, Member
-from nimble_jobs.store import Store, open_store
-from nimble_jobs.store.home import DATABASE, resolve
-from tests import prefork, zygote
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store import Store
 from tests.store_samples import queued
 from tests.waiting import until
 
@@ -76,13 +68,6 @@ def job_spec(base: Path, name: str, **run: Any) -> dict[str, Any]:
     }
 
 
-def pause(base: Path, seconds: float) -> None:
-    """From now on, the model takes so long for a batch. The file is never half written."""
-    new = base / "pause.new"
-    new.write_text(str(seconds))
-    new.rename(base / "pause")
-
-
 def prepare(folder: Path) -> Path:
     """Input and model; the first column of a record is its position."""
     folder.mkdir(exist_ok=True)
@@ -105,38 +90,6 @@ def submit(store: Store, base: Path, name: str, **run: Any) -> Job:
     return queued(store, spec=spec, name=name, kind="score", allow_python=[str(base)], now=time.time())
 
 
-@contextmanager
-def worker(store: Store, base: Path, devices: str) -> Iterator[subprocess.Popen[str]]:
-    """A real worker; no process of it is left behind."""
-    log = base / f"worker-{time.monotonic_ns()}.log"
-    command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(store.home), "--devices", devices]
-    with log.open("w") as file:
-        process = prefork.start(command, stderr=file, text=True)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        finally:
-            process.kill()
-            process.wait()
-            print(log.read_text())  # seen where a test fails
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != "manifest.json"}
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """The store of a worker with two devices, for all tests that leave it as it is."""
-    folder = tmp_path_factory.mktemp("running")
-    with open_store(resolve(str(folder / "home"))) as store, worker(store, folder, "cpu,cpu"):
-        until(lambda: len(store.workers.live()) == 2)
-        yield store
-
-
 @pytest.fixture(scope="module")
 def alone(running: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What one device publishes."""
@@ -145,47 +98,6 @@ def alone(running: Store, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     assert done.state is JobState.SUCCEEDED, done.error
     assert running.shards.members(done.id) == []
     return files(base / "alone")
-
-
-def under_way(store: Store, base: Path, job: Job, pause_s: float = 0.05) -> list[Member]:
-    """The members, once two of them have finished some shards.
-
-    Until the second one has joined, which takes a busy machine long, a test lets the job be so slow that it goes on.
-    """
-
-    def both() -> list[Member]:
-        members = store.shards.members(job.id)
-        return members if len([m for m in members if m.records_done >= 2 * SHARD]) == 2 else []
-
-    until(lambda: len(store.shards.members(job.id)) == 2)
-    pause(base, pause_s)
-    found: list[Member] = until(both)
-    return found
-
-
-def child_of(store: Store, process: subprocess.Popen[str], member: Member) -> psutil.Process:
-    """The process of a member: children are started in the order of the devices."""
-    children = zygote.spawned(process.pid)
-    return children[[info.id for info in store.workers.live()].index(member.worker)]
-
-
-def stop(store: Store, process: psutil.Process) -> None:
-    """Stop it at a moment when it does not hold the database's lock, for which all others would wait."""
-    while True:
-        process.send_signal(signal.SIGSTOP)
-        with closing(sqlite3.connect(store.home / DATABASE, timeout=0.2)) as connection:
-            try:
-                connection.execute("BEGIN EXCLUSIVE")
-            except sqlite3.OperationalError:
-                process.send_signal(signal.SIGCONT)
-                time.sleep(0.05)
-            else:
-                return
-
-
-def ended(store: Store, job: Job, timeout_s: float = 60.0) -> Job:
-    (done,) = client.wait([job.id], store=store, timeout_s=timeout_s)
-    return done
 
 
 def only_with_all(config: pytest.Config) -> None:
@@ -198,7 +110,7 @@ def test_two_devices_publish_what_one_publishes(running: Store, base: Path, alon
     """Both take a part of the shards, and the output is equal byte for byte. Nothing is left beside it."""
     pause(base, 0.5)
     job = submit(running, base, "both", gpus=2)
-    under_way(running, base, job)
+    under_way(running, base, job, 2 * SHARD)
     pause(base, 0)
     done = ended(running, job)
     assert done.state is JobState.SUCCEEDED, done.error
@@ -220,7 +132,7 @@ def test_one_that_is_killed(
     pause(base, 0.5)
     job = submit(store, base, "both", gpus="all")
     with worker(store, base, "cpu,cpu") as process:
-        members = under_way(store, base, job)
+        members = under_way(store, base, job, 2 * SHARD)
         lead = store.jobs.get(job.id).worker
         (victim,) = [m for m in members if (m.worker == lead) is leads]
         child_of(store, process, victim).kill()
@@ -242,7 +154,7 @@ def test_one_that_is_stopped(
     pause(base, 0.5)
     job = submit(store, base, "both", gpus=2, stall="3s")
     with worker(store, base, "cpu,cpu") as process:
-        members = under_way(store, base, job)
+        members = under_way(store, base, job, 2 * SHARD)
         lead = store.jobs.get(job.id).worker
         (victim,) = [m for m in members if (m.worker == lead) is leads]
         stop(store, child_of(store, process, victim))
@@ -315,7 +227,7 @@ def test_drain(store: Store, base: Path, alone: dict[str, bytes]) -> None:
     pause(base, 0.5)
     job = submit(store, base, "both", gpus=2)
     with worker(store, base, "cpu,cpu") as process:
-        under_way(store, base, job)
+        under_way(store, base, job, 2 * SHARD)
         process.terminate()
         assert process.wait(20) == 0
     given_back = store.jobs.get(job.id)
@@ -332,7 +244,7 @@ def test_cancel(running: Store, base: Path) -> None:
     """A cancelled job ends for all members."""
     pause(base, 0.5)
     job = submit(running, base, "both", gpus=2)
-    under_way(running, base, job)
+    under_way(running, base, job, 2 * SHARD)
     client.cancel(job.id, store=running)
     assert ended(running, job).state is JobState.CANCELLED
     until(lambda: not list(base.glob(".both*")))
@@ -343,7 +255,7 @@ def test_a_killed_worker_beside_another_one(store: Store, base: Path, alone: dic
     pause(base, 0.5)
     job = submit(store, base, "both", gpus="all")
     with worker(store, base, "cpu") as first, worker(store, base, "cpu") as second:
-        under_way(store, base, job, 0.2)
+        under_way(store, base, job, 2 * SHARD, 0.2)
         lead = store.jobs.get(job.id).worker
         (pid,) = [info.pid for info in store.workers.live() if info.id == lead]
         (first if first.pid == pid else second).kill()

@@ -62,7 +62,7 @@ def part_of(store: Store, job: Job, stop: Callable[[], Stop] = lambda: Stop.GO, 
         event=lambda *_event: None,
         membership=store.membership(job),
     )
-    return Part(context, 20, size=5, basis=basis)
+    return Part(context, 20, basis=basis)
 
 
 def staging(part: Part) -> Staging:
@@ -90,7 +90,7 @@ def test_too_many_bad_records_of_a_member_that_died(store: Store, lead: Part) ->
     with pytest.raises(DataError, match="2 of 20 records are bad"):
         other.staging.write_shard(1, columns(9), [bad(13)])
     with pytest.raises(DataError, match="2 of 20 records are bad"):
-        lead.complete(staging(lead), None)  # type: ignore[arg-type]  # no shard has failed
+        lead.complete(staging(lead), None, SHARDS)  # type: ignore[arg-type]  # no shard has failed
 
 
 def test_shards_that_cannot_be_taken_over_are_scored_again(store: Store, lead: Part) -> None:
@@ -102,7 +102,7 @@ def test_shards_that_cannot_be_taken_over_are_scored_again(store: Store, lead: P
     other.staging.write_shard(1, columns(10))
     spec = lead._context.spec.input
     with open_reader(spec) as reader, pytest.raises(ShardsMissing, match="1 shard of other devices") as missing:
-        lead.complete(staging(lead), reader)
+        lead.complete(staging(lead), reader, SHARDS)
     assert missing.value.retryable
     again = Staging(lead._context.spec.output, lead._job.id, 2, ledger=store.publications, basis="basis")
     assert sorted(again.done) == [0]

@@ -30,12 +30,12 @@ from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import execute, real_station
 from nimble_jobs.worker.foreground import run_inline
-from nimble_jobs.workloads import score
 from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.cuts import cut
 from nimble_jobs.workloads.parts import Lane
 from nimble_jobs.workloads.record_feed import RecordFeed, upload
+from nimble_jobs.workloads.request import request_of
 from nimble_jobs.workloads.scoring import Scoring, Tally
 from nimble_jobs.workloads.stages import Stages
 from tests.store_samples import queued
@@ -232,7 +232,7 @@ def test_a_job_waits_for_the_builder_of_its_schedule(tmp_path: Path, end: str) -
     """It says so on the job, takes its turn when the builder is gone, and can be cancelled meanwhile."""
     resolved = tiny_job(tmp_path)
     with open_reader(InputSpec(source=str(tmp_path / "x.npy"), format="npy", batch_size=4)) as reader:
-        request = score.request_of(specs.restore(resolved), reader, torch.device("cpu"), (tmp_path,))
+        request = request_of(specs.restore(resolved), reader, torch.device("cpu"), (tmp_path,))
     key = schedule_key(key_parts(request, torch.device("cpu")))
     with open_store(resolve(str(tmp_path / "home"))) as store, ThreadPoolExecutor(1) as pool:
         queued(store, spec=resolved, name="n", kind="score", allow_python=[str(tmp_path)], now=time.time())

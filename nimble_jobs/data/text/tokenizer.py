@@ -46,8 +46,13 @@ class Tokens:
     types: np.ndarray | None  # uint8 [tokens]
     offsets: np.ndarray | None  # int32 [tokens, 2], begin and end in characters of the text as it was given
     lengths: np.ndarray  # int32 [records]
-    cut: int  # records that lost tokens
+    shortened: np.ndarray  # bool [records], those that lost tokens
     bad: dict[int, str]  # reasons, by record
+
+    @property
+    def cut(self) -> int:
+        """Records that lost tokens."""
+        return int(self.shortened.sum())
 
 
 class Tokenizer:
@@ -102,7 +107,7 @@ class Tokenizer:
         ids: list[Sequence[int]] = []
         types: list[Sequence[int]] = []
         offsets: list[np.ndarray] = []
-        cut = 0
+        shortened = np.zeros(len(texts), dtype=bool)
         for row, one in enumerate(found):
             text, (_, long, shifts) = texts[row], ready[row]
             tokens: Sequence[int] = one.ids
@@ -116,14 +121,14 @@ class Tokenizer:
             types.append(one.type_ids if usable and self.rules.types else ())
             if self.rules.offsets and usable:
                 offsets.append(_offsets(one, shifts, len(tokens)))
-            cut += usable and (long or (len(tokens) == self.rules.limit and bool(one.overflowing)))
+            shortened[row] = usable and (long or (len(tokens) == self.rules.limit and bool(one.overflowing)))
         lengths = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
         return Tokens(
             ids=_flat(ids, lengths, "int32"),
             types=_flat(types, lengths, "uint8") if self.rules.types else None,
             offsets=np.concatenate([np.empty((0, 2), np.int32), *offsets]) if self.rules.offsets else None,
             lengths=lengths,
-            cut=cut,
+            shortened=shortened,
             bad=bad,
         )
 

@@ -6,7 +6,7 @@ window's shards are complete after its last batch.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -24,12 +24,12 @@ from nimble_jobs.packing import Layout
 from nimble_jobs.pipeline import ahead, mapped
 from nimble_jobs.planner import Loaded
 from nimble_jobs.workloads.bad_records import BadRecords
-from nimble_jobs.workloads.cuts import Bounds
+from nimble_jobs.workloads.cuts import Bounds, Span
 from nimble_jobs.workloads.parts import Part
 from nimble_jobs.workloads.record_feed import UPLOADED, upload
 from nimble_jobs.workloads.stages import Stages
 from nimble_jobs.workloads.text.setup import TextSetup
-from nimble_jobs.workloads.text.windows import Span, plan
+from nimble_jobs.workloads.text.windows import plan
 
 _PIECE = 256  # records that a thread tokenizes at a time
 _WINDOWS = 1  # windows that wait to be cut into batches
@@ -56,11 +56,12 @@ class Manner:
 
     pads: bool  # whether short batches are padded
     threads: int  # that tokenize
+    last: int  # the last shard that is to be written; -1: not known
 
 
 @dataclass(kw_only=True)
 class Counts:
-    """What became of the texts of this attempt."""
+    """What became of the texts that this attempt scored on this device."""
 
     records: int = 0
     cut: int = 0  # records that lost tokens
@@ -78,7 +79,8 @@ class Counts:
 class _Piece:
     texts: Texts
     first: int  # of the texts
-    number: int  # of the window
+    span: Span  # the window
+    left: int  # records to be scored from the window's first on
 
     @property
     def last(self) -> bool:
@@ -90,11 +92,13 @@ class _Window:
     """The tokens of a window's records."""
 
     texts: Texts
-    number: int
+    span: Span
+    left: int  # records to be scored from its first on
     ids: np.ndarray  # int32 [tokens]
     types: np.ndarray | None
     offsets: np.ndarray | None  # int32 [tokens, 2]
     lengths: np.ndarray  # int32 [records]
+    shortened: np.ndarray  # bool [records], those that lost tokens
     bad: dict[int, str]  # by position in the input
 
 
@@ -105,22 +109,26 @@ class TextFeed:
         self,
         reader: Reader,
         setup: TextSetup,
-        buckets: Sequence[Bucket],
-        lanes: list[Loaded],
-        windows: Sequence[Span],
+        lanes: Sequence[tuple[Bucket, Loaded]],
+        turns: Iterable[tuple[Sequence[Span], int]],
         stages: Stages,
         *,
         bad: BadRecords,
+        counts: Counts,
         manner: Manner,
     ) -> None:
+        """`lanes` are buckets with their models. `turns` are windows that are known together, each time with how many
+        records are to be scored after them: all windows at once, or those of one claim after another. `counts` is
+        added to.
+        """
         self.total = reader.total
-        self.last = windows[-1].last if windows else -1
-        self.counts = Counts(by_bucket=[0] * len(buckets))
-        self._reader, self._setup, self._spans, self._buckets = reader, setup, windows, buckets
-        self._lanes, self._stages, self.bad = lanes, stages, bad
+        self.last = manner.last
+        self._counts = counts
+        self._reader, self._setup, self._turns = reader, setup, turns
+        self._buckets, self._lanes = [bucket for bucket, _ in lanes], [loaded for _, loaded in lanes]
+        self._stages, self.bad = stages, bad
         self._pads, self._threads = manner.pads, manner.threads
         stages.tokenise.workers = manner.threads
-        self._left = sum(span.stop - span.start for span in windows)
         self._buffers: Buffers | None = None
 
     def arrived(self) -> Generator[tuple[Arrived | None, Part]]:
@@ -161,15 +169,18 @@ class TextFeed:
                 made.append(tokens)
                 if piece.last:
                     yield _whole(piece, made)
-                    self.counts.cut += sum(one.cut for one in made)
+                    self._counts.cut += sum(one.cut for one in made)
                     made = []
 
     def _pieces(self) -> Generator[_Piece]:
-        ranges = [(span.start, span.stop) for span in self._spans]
-        with closing(self._reader.texts(ranges, meter=self._stages.read)) as windows:
-            for number, texts in enumerate(windows):
-                for first in range(0, len(texts.values), _PIECE):
-                    yield _Piece(texts=texts, first=first, number=number)
+        for spans, beyond in self._turns:
+            ranges = [(span.start, span.stop) for span in spans]
+            left = beyond + sum(stop - start for start, stop in ranges)
+            with closing(self._reader.texts(ranges, meter=self._stages.read)) as windows:
+                for span, texts in zip(spans, windows, strict=False):
+                    for first in range(0, len(texts.values), _PIECE):
+                        yield _Piece(texts=texts, first=first, span=span, left=left)
+                    left -= span.stop - span.start
 
     def _tokens(self, piece: _Piece) -> tuple[_Piece, Tokens]:
         texts, first = piece.texts, piece.first
@@ -183,28 +194,22 @@ class TextFeed:
         """Batches of each window, each bucket's together. Raises DataError for too many bad records."""
         lengths, rows = [b.length for b in self._buckets], [b.rows for b in self._buckets]
         with closing(windows):  # type: ignore[type-var]  # a generator
-            for window in windows:
+            for number, window in enumerate(windows):
                 bad = tuple(self._reader.bad_record(index, why) for index, why in sorted(window.bad.items()))
                 self.bad.add(bad)
-                planned = plan(window.lengths, lengths, rows, pads=self._pads, descending=window.number % 2 == 1)
+                planned = plan(window.lengths, lengths, rows, pads=self._pads, descending=number % 2 == 1)
                 starts = np.cumsum(window.lengths) - window.lengths
-                span = self._spans[window.number]
-                for number, one in enumerate(planned):
-                    part = self._part(window, starts, one.rows, one.bucket, bad if number == 0 else ())
-                    if part is None:  # the pipeline is closing
+                left = window.left
+                for one in planned:
+                    batch = self._batch(window, starts, one.rows, one.bucket, bad if one is planned[0] else ())
+                    if batch is None:  # the pipeline is closing
                         return
-                    yield self._placed(part, one.bucket, span, last=number == len(planned) - 1)
+                    yield _placed(batch, one.bucket, window.span, left, last=one is planned[-1])
+                    left -= len(batch) + len(batch.bad)
                 if not planned:
-                    yield self._placed(self._empty(window, bad), 0, span, last=True)
+                    yield _placed(self._empty(window, bad), 0, window.span, left, last=True)
 
-    def _placed(self, batch: Batch, lane: int, span: Span, *, last: bool) -> Part:
-        at = Bounds(
-            shard=span.last, since=span.first, start=span.start, stop=span.stop, last=last, left=max(0, self._left)
-        )
-        self._left -= len(batch) + len(batch.bad)
-        return Part(at=at, batch=batch, lane=lane)
-
-    def _part(
+    def _batch(
         self, window: _Window, starts: np.ndarray, some: np.ndarray, number: int, bad: tuple[BadRecord, ...]
     ) -> Batch | None:
         """A batch of these records of a window; None once there are no more buffers."""
@@ -220,7 +225,7 @@ class TextFeed:
         lengths, padding = window.lengths[some], self._setup.padding
         fill(bucket.layout.fields(rows), window.ids, window.types, starts[some], lengths, padding)
         indexes = window.texts.start + some
-        counts, taken = self.counts, int(lengths.sum())
+        counts, taken = self._counts, int(lengths.sum())
         counts.records += len(some)
         counts.tokens += taken
         counts.padded += (bucket.rows if self._pads else len(some)) * bucket.length
@@ -236,6 +241,7 @@ class TextFeed:
             buffer=buffer,
             tokens=TokenRows(
                 lengths=lengths,
+                shortened=window.shortened[some],
                 ids=Ragged(window.ids, window.lengths).take(some) if self._setup.wants_tokens else None,
                 offsets=None if window.offsets is None else Ragged(window.offsets, window.lengths).take(some),
             ),
@@ -253,6 +259,11 @@ class TextFeed:
         )
 
 
+def _placed(batch: Batch, lane: int, span: Span, left: int, *, last: bool) -> Part:
+    at = Bounds(shard=span.last, since=span.first, start=span.start, stop=span.stop, last=last, left=left)
+    return Part(at=at, batch=batch, lane=lane)
+
+
 def _whole(piece: _Piece, made: Sequence[Tokens]) -> _Window:
     """A window from the tokens of its pieces."""
     texts = piece.texts
@@ -263,10 +274,12 @@ def _whole(piece: _Piece, made: Sequence[Tokens]) -> _Window:
         bad.update({texts.start + number * _PIECE + row: why for row, why in tokens.bad.items()})
     return _Window(
         texts=texts,
-        number=piece.number,
+        span=piece.span,
+        left=piece.left,
         ids=np.concatenate([one.ids for one in made]),
         types=np.concatenate(types) if types else None,
         offsets=np.concatenate(offsets) if offsets else None,
         lengths=np.concatenate([one.lengths for one in made]),
+        shortened=np.concatenate([one.shortened for one in made]),
         bad=bad,
     )

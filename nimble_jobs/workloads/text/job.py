@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from nimble_jobs.buckets import shares
-from nimble_jobs.data import AnyStaging, Reader
+from nimble_jobs.data import Reader
 from nimble_jobs.engine.device import separate_memory
 from nimble_jobs.pipeline import usable_cores
 from nimble_jobs.planner import Request, key_parts, schedule_key
 from nimble_jobs.store import Store
 from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.context import JobContext
+from nimble_jobs.workloads.cuts import Span
 from nimble_jobs.workloads.parts import Lane
 from nimble_jobs.workloads.stages import Stages
-from nimble_jobs.workloads.text.feed import Bucket, Manner, TextFeed
+from nimble_jobs.workloads.text.feed import Bucket, Counts, Manner, TextFeed
 from nimble_jobs.workloads.text.setup import TextSetup
 from nimble_jobs.workloads.text.survey import Survey, buckets_of, lengths_of, survey
-from nimble_jobs.workloads.text.windows import records_of, spans
+from nimble_jobs.workloads.text.windows import records_of
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +33,7 @@ class TextPlan:
     buckets: tuple[Bucket, ...]
     requests: tuple[Request, ...]
     shares: tuple[float, ...]  # of the records, as far as is known
+    window: int  # records in a window, about
 
     @property
     def in_turn(self) -> list[int]:
@@ -89,7 +91,9 @@ def plan_of(
     requests = tuple(
         request_for(base, bucket, share * reader.total) for bucket, share in zip(buckets, found, strict=True)
     )
-    return TextPlan(setup=setup, buckets=buckets, requests=requests, shares=found)
+    mean = sum(share * bucket.length for share, bucket in zip(found, buckets, strict=True))
+    window = records_of(fields, pads=pads, mean=mean)  # as in every attempt
+    return TextPlan(setup=setup, buckets=buckets, requests=requests, shares=found, window=window)
 
 
 def _shares(seen: Survey, lengths: Sequence[int]) -> list[float]:
@@ -104,40 +108,37 @@ def _stored(base: Request, setup: TextSetup, length: int, device: torch.device, 
 def feed_of(
     context: JobContext,
     reader: Reader,
-    staging: AnyStaging,
     plan: TextPlan,
     lanes: Sequence[Lane],
-    shards: list[tuple[int, int]],
+    turns: Callable[[], Iterable[tuple[Sequence[Span], int]]],
     *,
+    windows: Sequence[Span] | None,
     bad: BadRecords,
     device: torch.device,
-) -> tuple[TextFeed, Stages]:
-    """What brings the texts to the lanes, and the meters."""
+) -> tuple[Callable[[], TextFeed], Stages, Counts]:
+    """What brings the texts to the lanes, each time that it is called; the meters; and what is counted.
+
+    `windows` are those that this attempt scores; None: not known. `turns` makes them, as `TextFeed` takes them.
+    """
     pads = separate_memory(device)
-    mean = sum(share * bucket.length for share, bucket in zip(plan.shares, plan.buckets, strict=True))
-    records = records_of(context.spec.output.fields, pads=pads, mean=mean)  # as in every attempt
-    windows = spans(shards, staging.done, records)
-    few = sum(span.stop - span.start for span in windows) <= min(bucket.rows for bucket in plan.buckets)
+    records = sum(span.stop - span.start for span in windows) if windows is not None else None
+    few = records is not None and records <= min(bucket.rows for bucket in plan.buckets)
     loaded = [lane.prepared.loaded for lane in lanes]
     in_flight = max(1, max(len(one.instances) for one in loaded))
     stages = Stages(context, alone=few, in_flight=in_flight, texts=True)
     threads = usable_cores() if pads else max(1, usable_cores() // 2)  # the model itself needs the host's cores
-    feed = TextFeed(
-        reader,
-        plan.setup,
-        plan.buckets,
-        loaded,
-        windows,
-        stages,
-        bad=bad,
-        manner=Manner(pads=pads, threads=threads),
-    )
-    return feed, stages
+    counts = Counts(by_bucket=[0] * len(plan.buckets))
+    manner = Manner(pads=pads, threads=threads, last=windows[-1].last if windows else -1)
+
+    def feed() -> TextFeed:
+        both = list(zip(plan.buckets, loaded, strict=True))
+        return TextFeed(reader, plan.setup, both, turns(), stages, bad=bad, counts=counts, manner=manner)
+
+    return feed, stages, counts
 
 
-def figures(feed: TextFeed, plan: TextPlan, lanes: Sequence[Lane], run_s: float) -> dict[str, Any]:
+def figures(counts: Counts, plan: TextPlan, lanes: Sequence[Lane], run_s: float) -> dict[str, Any]:
     """What `show` says about the texts."""
-    counts = feed.counts
     return {
         "records": counts.records,
         "truncated": counts.cut,

@@ -11,21 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nimble_jobs.workloads.cuts import Span
 from nimble_jobs.workloads.heads import KNOWN
 
 RECORDS = 16_384  # in a window, at least: with so many, short batches of texts of usual lengths cost a few percent
 FEW_RECORDS = 4096  # at least, where short batches cost nothing
 _OWN_OUTPUTS = 1024  # in a window of outputs of unknown size
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """The shards of a window, and the records in them."""
-
-    first: int  # shard
-    last: int
-    start: int  # record
-    stop: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

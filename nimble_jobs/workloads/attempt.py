@@ -1,0 +1,102 @@
+"""One attempt at a scoring job: its input, what decodes it, and its place on the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nimble_jobs.data import AnyStaging, Reader
+from nimble_jobs.data import stage as stage_output
+from nimble_jobs.data.answers import Answers
+from nimble_jobs.planner import Request
+from nimble_jobs.spec.formats import TEXTS
+from nimble_jobs.workloads import decode as decodes
+from nimble_jobs.workloads import only_new
+from nimble_jobs.workloads.answering import answers_of
+from nimble_jobs.workloads.basis import basis
+from nimble_jobs.workloads.context import JobContext
+from nimble_jobs.workloads.members import Part
+from nimble_jobs.workloads.request import request_of
+from nimble_jobs.workloads.text.setup import ColumnOfText, TextSetup, set_up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One attempt at a job: its input, opened, and its place on the disk, claimed."""
+
+    context: JobContext
+    device: torch.device
+    reader: Reader
+    staging: AnyStaging | None  # None for a member that did not claim the job, unless it publishes
+    stage: Callable[[], AnyStaging]  # makes what publishes
+    part: Part | None  # this member's part, if other workers may work on the job too
+    decode: decodes.Decode | None  # what decodes pictures; None if there are none
+    why_not: str | None  # why the device does not decode them, if it might have
+    work: only_new.Work | None  # which files, with `input.only_new`
+    texts: TextSetup | None  # how texts become tokens; None if there are none
+    column: ColumnOfText  # how a text among several inputs becomes tokens, if there is one
+    answers: Answers | None  # what makes the lines of a batch file; None for other formats
+
+    @property
+    def sole(self) -> AnyStaging:
+        """The place of an attempt that one worker makes alone."""
+        assert self.staging is not None
+        return self.staging
+
+    def request(self) -> Request:
+        """What the job asks of the planner; if its records are texts, all but the shape of a batch."""
+        context = self.context
+        return request_of(context.spec, self.reader, self.device, context.allowed_python, context.memory_bytes)
+
+
+def claimed(
+    context: JobContext, device: torch.device, reader: Reader, work: only_new.Work | None, column: ColumnOfText
+) -> Attempt:
+    """Decide what decodes, and claim the output. Raises UsageError for a device that cannot decode, OutputExists."""
+    spec, job, ledger = context.spec, context.job, context.store.publications
+    decode, why_not = decodes.choose(spec, reader, device)
+    texts = set_up(spec) if spec.input.format in TEXTS else None
+    setup = texts or column.setup
+    how = basis(spec, reader, decode, setup.to_json() if setup is not None else None)
+    decoded_by = str(decode) if decode is not None else None
+    if context.decoders is not None:
+        reader.hire(context.decoders)
+    answers = answers_of(spec, reader)
+    options: dict[str, Any] = {
+        "through": context.patience.through,
+        "ledger": ledger,
+        "basis": how,
+        "decoded_by": decoded_by,
+    }
+    if answers is not None:
+        options["error"] = answers.error
+
+    def stage() -> AnyStaging:
+        return context.patience.through(
+            lambda: stage_output(spec.output, job.id, job.attempt, **options), begun=job.attempt > 1
+        )
+
+    staging = None if job.joined else stage()
+    part = None
+    if context.membership is not None and (staging is None or staging.finished is None):
+        part = Part(context, reader.total, basis=how, decoded_by=decoded_by)
+    context.report(total=reader.total)
+    for note in reader.notes():
+        context.event("input", note, {})
+    return Attempt(
+        context=context,
+        device=device,
+        reader=reader,
+        staging=staging,
+        stage=stage,
+        part=part,
+        decode=decode,
+        why_not=why_not,
+        work=work,
+        texts=texts,
+        column=column,
+        answers=answers,
+    )

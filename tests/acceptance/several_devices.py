@@ -1,0 +1,92 @@
+"""Real workers with several devices on the CPU, and jobs that they share."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import psutil
+
+from nimble_jobs import client
+from nimble_jobs.job import Job, Member
+from nimble_jobs.store import Store
+from nimble_jobs.store.home import DATABASE
+from tests import prefork, zygote
+from tests.waiting import PATIENCE_S, until
+
+
+def pause(base: Path, seconds: float) -> None:
+    """From now on, the model takes so long for a batch. The file is never half written."""
+    new = base / "pause.new"
+    new.write_text(str(seconds))
+    new.rename(base / "pause")
+
+
+@contextmanager
+def worker(store: Store, base: Path, devices: str) -> Iterator[subprocess.Popen[str]]:
+    """A real worker; no process of it is left behind."""
+    log = base / f"worker-{time.monotonic_ns()}.log"
+    command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(store.home), "--devices", devices]
+    with log.open("w") as file:
+        process = prefork.start(command, stderr=file, text=True)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+            process.wait()
+            print(log.read_text())  # seen where a test fails
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != "manifest.json"}
+
+
+def under_way(store: Store, base: Path, job: Job, records: int, pause_s: float = 0.05) -> list[Member]:
+    """The members, once two of them have finished shards with so many records.
+
+    Until the second one has joined, which takes a busy machine long, a test lets the job be so slow that it goes on.
+    """
+
+    def both() -> list[Member]:
+        members = store.shards.members(job.id)
+        return members if len([m for m in members if m.records_done >= records]) == 2 else []
+
+    until(lambda: len(store.shards.members(job.id)) == 2)
+    pause(base, pause_s)
+    found: list[Member] = until(both)
+    return found
+
+
+def child_of(store: Store, process: subprocess.Popen[str], member: Member) -> psutil.Process:
+    """The process of a member: children are started in the order of the devices."""
+    children = zygote.spawned(process.pid)
+    return children[[info.id for info in store.workers.live()].index(member.worker)]
+
+
+def stop(store: Store, process: psutil.Process) -> None:
+    """Stop it at a moment when it does not hold the database's lock, for which all others would wait."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        with closing(sqlite3.connect(store.home / DATABASE, timeout=0.2)) as connection:
+            try:
+                connection.execute("BEGIN EXCLUSIVE")
+            except sqlite3.OperationalError:
+                process.send_signal(signal.SIGCONT)
+                time.sleep(0.05)
+            else:
+                return
+
+
+def ended(store: Store, job: Job, timeout_s: float = 2 * PATIENCE_S) -> Job:
+    (done,) = client.wait([job.id], store=store, timeout_s=timeout_s)
+    return done
