@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import secrets
 import shlex
 import signal
 import sys
@@ -31,6 +32,11 @@ os.environ.setdefault("NIMBLE_JOBS_EAGER", "reference")
 
 # An idle worker builds what its jobs did without. Those that are about it unset it.
 os.environ.setdefault("NIMBLE_JOBS_CACHE_BUILD_AFTER", "off")
+
+# Ray writes a token into the home of whoever starts it without one, and asks later clusters for it. With a token of its
+# own, a run neither reads nor writes that file.
+os.environ.setdefault("RAY_AUTH_MODE", "token")
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 # Python would compile torch's source anew in each of the many processes that tests start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

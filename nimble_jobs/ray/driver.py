@@ -67,6 +67,8 @@ def main() -> int:
         code, reason = 2, str(error)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
         code, reason = 1, f"--ray: {order.address}: {' '.join(str(error).split())[:_LETTERS]}"
+        if isinstance(error, ConnectionError) and "RAY_AUTH_MODE" not in os.environ:  # Ray's own message says nothing
+            reason += "; if the cluster asks for a token, set RAY_AUTH_MODE=token"
     parent.say("over", code=code, reason=reason)
     return 0
 
