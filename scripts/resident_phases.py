@@ -30,8 +30,8 @@ FILE = "NIMBLE_BENCH_PHASES"  # names the file to the worker's processes
 CHILD = {  # functions where they are called from, and the phase that each is
     "nimble_jobs.spec:restore": "read the spec",
     "nimble_jobs.workloads.score:open_reader": "open the reader",
-    "nimble_jobs.workloads.score:basis": "basis",
-    "nimble_jobs.workloads.score:Staging": "staging",
+    "nimble_jobs.workloads.attempt:basis": "basis",
+    "nimble_jobs.workloads.attempt:stage_output": "staging",
     "nimble_jobs.workloads.score:prepare": "prepare",
     "nimble_jobs.planner.jobs.prepare:key_parts": "key",
     "nimble_jobs.planner.jobs.prepare:_still_serves": "still stored?",

@@ -233,7 +233,7 @@ def test_what_a_key_says_of_its_bucket(folder: Path) -> None:
 def test_the_bucket_with_most_batches_is_built_first(folder: Path) -> None:
     """Of unknown numbers the shortest one."""
     requests = [replace(asked(folder, 8, 4), batches=n) for n in (3.0, 9.0, 1.0)]
-    plan = TextPlan(setup=None, buckets=(), requests=tuple(requests), shares=())  # type: ignore[arg-type]
+    plan = TextPlan(setup=None, buckets=(), requests=tuple(requests), shares=(), window=1)  # type: ignore[arg-type]
     assert plan.in_turn == [1, 0, 2]
     unknown = replace(plan, requests=tuple(replace(request, batches=None) for request in requests))
     assert unknown.in_turn == [0, 1, 2]

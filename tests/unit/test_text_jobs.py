@@ -195,10 +195,10 @@ def test_a_resumed_job_gives_the_same_bits(
     monkeypatch.setattr("nimble_jobs.workloads.text.windows.FEW_RECORDS", 128)
     texts = sentences(2000, 60)
     source = write_texts(tmp_path / "t.parquet", texts)
-    size = {"shard_size": 128}
-    assert run(store, text_spec(tmp_path, small, source, output=size)).state is JobState.SUCCEEDED
+    size, short = {"shard_size": 128}, {"text": {"max_length": 32}}
+    assert run(store, text_spec(tmp_path, small, source, input=short, output=size)).state is JobState.SUCCEEDED
 
-    spec = text_spec(tmp_path, small, source, out="again", output=size)
+    spec = text_spec(tmp_path, small, source, out="again", input=short, output=size)
     job = queued(store, spec=spec, name="texts", kind="score", foreground=True, now=0.0)
     batches: list[int] = []
     whole = Scoring._counted
@@ -224,7 +224,8 @@ def test_a_resumed_job_gives_the_same_bits(
     assert list(first) == list(second)
     assert all((first[name] == second[name]).all() for name in first)
     manifests = [json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("out", "again")]
-    assert ["truncated" in manifest["summary"]["text"] for manifest in manifests] == [True, False]
+    cut, again = (manifest["summary"]["text"]["truncated"] for manifest in manifests)
+    assert again == cut > 0  # of all attempts
 
 
 @pytest.mark.parametrize("fields", [["id", "embedding"], ["id", "last_hidden_state"]])
