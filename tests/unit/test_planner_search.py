@@ -234,7 +234,7 @@ def test_replays_are_timed_over_inputs_that_take_turns(monkeypatch: pytest.Monke
             seen.add(float(instance.inputs["x"].sum()))
 
     monkeypatch.setattr(measure, "_sample", sampled)
-    monkeypatch.setitem(measure.time_us.__kwdefaults__, "budget_s", 60.0)  # for several samples on the busiest cores
+    monkeypatch.setattr(measure, "BUDGET_S", 60.0)  # for several samples on the busiest cores
     monkeypatch.setattr(sys.modules["nimble_jobs.planner.forward.target"], "Samples", Watched)
     searched(Images(), monkeypatch)
     assert len(seen) == 4
