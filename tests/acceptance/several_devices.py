@@ -40,7 +40,7 @@ def worker(store: Store, base: Path, devices: str) -> Iterator[subprocess.Popen[
     finally:
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(PATIENCE_S)
         finally:
             process.kill()
             process.wait()
@@ -77,6 +77,7 @@ def stop(store: Store, process: psutil.Process) -> None:
     """Stop it at a moment when it does not hold the database's lock, for which all others would wait."""
     while True:
         process.send_signal(signal.SIGSTOP)
+        until(lambda: process.status() == psutil.STATUS_STOPPED)
         with closing(sqlite3.connect(store.home / DATABASE, timeout=0.2)) as connection:
             try:
                 connection.execute("BEGIN EXCLUSIVE")

@@ -17,7 +17,7 @@ from worker_processes import Start
 from nimble_jobs.store import Store, Tick, WorkerInfo
 from nimble_jobs.store.home import DATABASE
 from tests.timers import HOUR, add
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 COMMAND = """
 import sys
@@ -36,6 +36,11 @@ def serving(store: Store, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process.wait()
 
 
+def not_now() -> str:
+    """Once an hour, half an hour from now."""
+    return f"{(int(time.time()) // 60 + 30) % 60} * * * *"
+
+
 def seen(store: Store) -> WorkerInfo | None:
     """What others see of it, once it is there."""
     return next((info for info in store.workers.live() if info.info.get("role") == "cron"), None)
@@ -47,7 +52,7 @@ def last(store: Store) -> Tick | None:
 
 def test_cron_serve_fires(store: Store, tmp_path: Path, serving: subprocess.Popen[str]) -> None:
     """It submits what an absence left, runs nothing, is seen as what it is, and ends with 0 when told to."""
-    add(store, tmp_path / "work", now=time.time() - 5 * HOUR)
+    add(store, tmp_path / "work", now=time.time() - 5 * HOUR, expression=not_now())
     tick = until(lambda: last(store))
     assert (tick.outcome, tick.kind) == ("submitted", "catch-up")
     info = until(lambda: seen(store))
@@ -56,7 +61,7 @@ def test_cron_serve_fires(store: Store, tmp_path: Path, serving: subprocess.Pope
     assert "libtorch" not in maps
     assert [job.state.value for job in store.jobs.list()] == ["queued"]
     serving.send_signal(signal.SIGTERM)
-    assert serving.wait(timeout=20) == 0
+    assert serving.wait(timeout=PATIENCE_S) == 0
     assert seen(store) is None
 
 
@@ -80,10 +85,16 @@ def test_several_fire_the_same_timer(
     """A worker fires, too: whoever is first. One tick, one job."""
     start()
     until(lambda: len(store.workers.live()) == 2)
-    add(store, tmp_path / "work", now=time.time() - 5 * HOUR, **{"model.source": "torchvision:resnet18"})
+    add(
+        store,
+        tmp_path / "work",
+        now=time.time() - 5 * HOUR,
+        expression=not_now(),
+        **{"model.source": "torchvision:resnet18"},
+    )
     until(lambda: last(store))
     serving.send_signal(signal.SIGTERM)
-    assert serving.wait(timeout=20) == 0
+    assert serving.wait(timeout=PATIENCE_S) == 0
     jobs = [tick.job for tick in store.timers.ticks("nightly") if tick.job]
     assert jobs == [job.id for job in store.jobs.list()]
     assert len(jobs) == 1

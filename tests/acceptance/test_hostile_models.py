@@ -15,7 +15,7 @@ from worker_processes import Start, ended
 
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 FORKS = """
 import multiprocessing, os, subprocess, sys, time
@@ -63,7 +63,7 @@ def test_a_process_of_the_models_making_holds_no_lock(store: Store, note: Path, 
     """A model may start a process that outlives it: the locks of worker, build and artifacts do not."""
     (tmp_path / "forks.py").write_text(FORKS)
     command = [sys.executable, "-W", "ignore", str(tmp_path / "forks.py"), str(store.home), way, str(note)]
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
     os.kill(int(note.read_text()), 0)  # it lives
     assert store.workers.live() == []
     with store.builds.turn("k", limit_s=0.0, waiting=lambda _: None) as mine:

@@ -26,7 +26,7 @@ from nimble_jobs.store.notices import NoticeState
 from tests import prefork
 from tests.configured import configure
 from tests.receiver import Message, receiving
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 KILLS = 4 * int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
@@ -65,8 +65,8 @@ def test_none_is_lost_and_none_comes_early(store: Store) -> None:
                 crew[name].wait()
                 crew[name] = begin(store.home, name.partition(" ")[0])
             receiver.status, receiver.headers, receiver.hang_s = 200, {}, 0.0
-            until(lambda: store.jobs.counts().get(JobState.FAILED) == len(jobs), 60)
-            until(lambda: store.outbox.counts() == {NoticeState.SENT: len(jobs)}, 60)
+            until(lambda: store.jobs.counts().get(JobState.FAILED) == len(jobs))
+            until(lambda: store.outbox.counts() == {NoticeState.SENT: len(jobs)})
         finally:
             for process in crew.values():
                 process.kill()
@@ -96,7 +96,7 @@ def test_a_worker_sends_while_a_receiver_hangs(store: Store, start: Start, tmp_p
         receiver.released.set()
         store.outbox.retry([notice.id for notice in store.outbox.list()], time.time())
         start()
-        until(lambda: store.outbox.counts().get(NoticeState.SENT) == 3, 90)
+        until(lambda: store.outbox.counts().get(NoticeState.SENT) == 3)
     assert {message.json["name"] for message in receiver.taken} == {"bad-0", "bad-1", "bad-2"}
 
 
@@ -111,7 +111,7 @@ def test_where_no_worker_runs_cron_serve_sends(store: Store) -> None:
             store.jobs.claim("0-w", device="cpu", now=time.time())
             store.jobs.fail(job.id, 1, error="bad", retry=False, lost=False, now=time.time())
             process.terminate()
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
             process.wait()

@@ -20,7 +20,7 @@ from tests import prefork
 from tests.collector import collecting
 from tests.configured import configure
 from tests.metrics import NoDriver, counters, parsed, scraped, value
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -33,15 +33,18 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_each_attempt_becomes_a_trace(store: Store, start: Start, tmp_path: Path) -> None:
+def test_each_attempt_becomes_a_trace(
+    store: Store, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Those that succeeded, failed, and lost their process; each with its own span."""
+    monkeypatch.setenv("FAKES_LAST_TRACES_S", str(PATIENCE_S))
     with collecting() as collector:
         configure(store.home, f"tracing: {{endpoint: '{collector.url}'}}\n")
         fine = submit(store, tmp_path, name="fine", do="batches")
         dies = submit(store, tmp_path, name="dies", do="die", times=1)
         bad = submit(store, tmp_path, name="bad", do="raise", error="data")
         worker = start(idle=0.5)
-        assert worker.wait(timeout=60) == 0
+        assert worker.wait(timeout=PATIENCE_S) == 0
         ended(store, fine, dies, bad)
         found = {
             (span.attributes["nimble_jobs.job.name"], span.attributes["nimble_jobs.attempt"]): span
@@ -70,30 +73,30 @@ def test_a_collector_in_trouble_delays_no_job(store: Store, start: Start, tmp_pa
         assert [job.state for job in done] == [JobState.SUCCEEDED] * 20
         if trouble == "hangs":
             until(lambda: collector.requests)
-        assert worker.wait(timeout=60) == 0  # the collector would take 600 s
+        assert worker.wait(timeout=PATIENCE_S) == 0  # the collector would take 600 s
 
 
 def test_scrapes_while_a_worker_runs(store: Store, start: Start, tmp_path: Path) -> None:
     """Counters only grow, from the first job to the last, and the worker is seen at work."""
-    jobs = [submit(store, tmp_path, name=f"job-{i}", do="batches", count=5, sleep_s=0.02) for i in range(10)]
+    gate = tmp_path / "gate"
+    jobs = [submit(store, tmp_path, name=f"job-{i}", do="batches", count=5, gate=str(gate)) for i in range(10)]
     start()
     before: dict[object, float] = {}
-    seen_busy = False
     gpus = Gpus(NoDriver())
     with open_store(store.home) as mine:
-        while True:
+        while True:  # until then the first job waits for being seen
             finished = all(mine.jobs.get(job.id).state.final for job in jobs)
             samples = scraped_while_it_changes(mine, gpus)
             assert all(samples[key] >= known for key, known in before.items())
             before = counters(samples)  # type: ignore[assignment]
-            seen_busy = seen_busy or value(samples, "workers", state="busy") == 1
+            if value(samples, "workers", state="busy") == 1:
+                gate.touch()
             if finished:
                 break
             time.sleep(0.02)
         samples = until(
             lambda: (found := scraped(mine, time.time()))[("nimble_jobs_workers", (("state", "idle"),))] and found
         )
-    assert seen_busy
     assert value(samples, "records_done_total", kind="score") == sum(store.jobs.get(j.id).records_done for j in jobs)
     assert value(samples, "jobs_ended_total", kind="score", state="succeeded") == 10
 
@@ -115,7 +118,7 @@ def test_a_textfile_is_whole_whenever_its_writer_is_killed(store: Store, tmp_pat
         first = path.stat().st_mtime_ns
         until(lambda: path.stat().st_mtime_ns > first)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
     rounds = int(os.environ.get("NIMBLE_JOBS_KILL_ROUNDS", "3"))
     writer = [sys.executable, "-c", _WRITE_FOR_EVER, str(path)]
     for _ in range(rounds):

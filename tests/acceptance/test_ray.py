@@ -28,7 +28,7 @@ from nimble_jobs.ray.workers import order_of, run
 from nimble_jobs.store import Store, open_store
 from tests import prefork
 from tests.ray_cluster import Cluster
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 pytest.importorskip("ray", reason="needs the extra ray")
 
@@ -207,7 +207,7 @@ def test_jobs_outlive_actors_drains_and_the_cluster(store: Store, base: Path, cl
         second = submitted(store, base, "second")
         until(lambda: done(store, second, 2 * SHARD))
         command.terminate()
-        assert command.wait(timeout=60) == 0
+        assert command.wait(timeout=PATIENCE_S) == 0
     assert store.jobs.get(second.id).state is JobState.QUEUED
     assert [attempt.outcome for attempt in store.jobs.attempts(second.id)] == ["requeued"]
     assert store.workers.live() == []

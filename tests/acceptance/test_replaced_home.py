@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from faults import environment
+from several_devices import stop
 from worker_fakes import submit
 from worker_processes import Start, ended, noted
 
@@ -24,7 +26,7 @@ from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import DATABASE, MARKER, resolve
 from tests import prefork
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 @contextmanager
@@ -50,7 +52,7 @@ def running(store: Store, job: Job) -> None:
 def cli(home: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(home), *arguments]
     run = prefork.run if env is None else subprocess.run  # another PYTHONPATH needs a process of its own
-    return run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
+    return run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S, env=env)
 
 
 def let_pass(home: Path, seconds: float) -> None:
@@ -70,9 +72,10 @@ def test_a_replaced_database_is_opened_anew(store: Store, start: Start, tmp_path
     worker = start()
     ended(store, first)
     replace_database(store.home)
-    job = submit(store, tmp_path, name="busy", do="batches", count=20, sleep_s=0.1)
+    job = submit(store, tmp_path, name="busy", do="batches", gate=str(tmp_path / "gate"))
     running(store, job)
     replace_database(store.home)
+    (tmp_path / "gate").touch()
     last = submit(store, tmp_path, name="last", do="batches")
     done = ended(store, job, last)
     assert [j.state for j in done] == [JobState.SUCCEEDED] * 2
@@ -85,13 +88,14 @@ def test_a_replaced_database_is_opened_anew(store: Store, start: Start, tmp_path
 @pytest.mark.parametrize("what", ["database", "folder"])
 def test_what_is_moved_away_and_back(store: Store, start: Start, tmp_path: Path, what: str) -> None:
     """While the database or its folder is away a job runs on; its end is written when it is back."""
-    job = submit(store, tmp_path, do="batches", count=10, sleep_s=0.2)
+    job = submit(store, tmp_path, do="batches", gate=str(tmp_path / "gate"))
     worker = start()
     running(store, job)
     place = store.home / DATABASE if what == "database" else store.home
     away = tmp_path / "away"
     with quiet(store.home):
         place.rename(away)
+    (tmp_path / "gate").touch()
     until(lambda: "is gone" in log_of(tmp_path) and len(noted(tmp_path)) == 2)  # and the job has done its work
     assert worker.poll() is None
     assert not place.exists()  # nobody made an empty one
@@ -105,14 +109,14 @@ def test_what_is_moved_away_and_back(store: Store, start: Start, tmp_path: Path,
 def test_another_folder_in_its_place(store: Store, start: Start, tmp_path: Path) -> None:
     """A worker whose folder became another one leaves and names both; the job is found where the old folder is now."""
     home, old = store.home, tmp_path / "old"
-    job = submit(store, tmp_path, do="batches", count=1000, sleep_s=0.1)
+    job = submit(store, tmp_path, do="batches", gate=str(tmp_path / "gate"))
     worker = start()
     running(store, job)
     identity = json.loads((home / MARKER).read_text())["id"]
     with quiet(home):
         home.rename(old)
     open_store(resolve(str(home))).close()
-    assert worker.wait(timeout=30) == 1
+    assert worker.wait(timeout=PATIENCE_S) == 1
     assert f"was {identity}" in log_of(tmp_path)
     with open_store(resolve(str(old))) as moved:
         assert moved.jobs.get(job.id).state is JobState.RUNNING
@@ -122,7 +126,7 @@ def test_another_folder_in_its_place(store: Store, start: Start, tmp_path: Path)
 
 def test_a_restored_folder(store: Store, start: Start, tmp_path: Path) -> None:
     """A copy of the whole folder in its place has other lock files: the worker takes one there and runs its jobs."""
-    job = submit(store, tmp_path, do="batches", count=40, sleep_s=0.1, times=1)
+    job = submit(store, tmp_path, do="batches", gate=str(tmp_path / "gate"))
     worker = start()
     running(store, job)
     copy = tmp_path / "copy"
@@ -130,7 +134,8 @@ def test_a_restored_folder(store: Store, start: Start, tmp_path: Path) -> None:
         shutil.copytree(store.home, copy)
         store.home.rename(tmp_path / "old")
         copy.rename(store.home)
-    (done,) = ended(store, job, timeout_s=60)
+    (tmp_path / "gate").touch()
+    (done,) = ended(store, job)
     assert done.state is JobState.SUCCEEDED
     assert worker.poll() is None
     (live,) = store.workers.live()
@@ -146,7 +151,7 @@ def test_a_deleted_folder(store: Store, start: Start, tmp_path: Path, monkeypatc
     worker = start()
     until(lambda: any(info.status == "ready" for info in store.workers.live()))
     shutil.rmtree(store.home)
-    assert worker.wait(timeout=30) == 1
+    assert worker.wait(timeout=PATIENCE_S) == 1
     assert "is gone" in log_of(tmp_path)
     assert not store.home.exists()
 
@@ -157,7 +162,7 @@ def test_jobs_that_a_restored_database_does_not_know(store: Store, start: Start,
     submit_first = submit(store, tmp_path, name="first", do="batches")
     with quiet(store.home):
         shutil.copy2(store.home / DATABASE, tmp_path / "older.db")
-    unknown = submit(store, tmp_path, name="unknown", do="batches", count=1000, sleep_s=0.1)
+    unknown = submit(store, tmp_path, name="unknown", do="batches", count=2, gate=str(tmp_path / "gate"))
     worker = start()
     running(store, unknown)
     with quiet(store.home):
@@ -174,7 +179,7 @@ def test_others_see_a_stuck_worker(store: Store, start: Start) -> None:
     until(lambda: any(info.status == "ready" for info in store.workers.live()))
     (row,) = json.loads(cli(store.home, "worker", "ls", "--json").stdout)
     assert (row["health"], row["status"]) == (None, "ready")
-    worker.send_signal(signal.SIGSTOP)
+    stop(store, psutil.Process(worker.pid))
     try:
         let_pass(store.home, 22)
         found = cli(store.home, "worker", "ls")

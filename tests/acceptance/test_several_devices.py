@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
+from several_devices import stop
 from worker_fakes import submit
 from worker_processes import Start, ended, noted
 
@@ -62,7 +61,8 @@ def test_one_that_dies_or_faults_leaves_the_other_at_work(store: Store, start: S
 
 def test_sigterm_gives_all_jobs_back(store: Store, start: Start, tmp_path: Path) -> None:
     """Both jobs stop at their next safe point and are queued; exit 0."""
-    jobs = [submit(store, tmp_path, name=n, do="batches", count=400, sleep_s=0.05) for n in ("a", "b")]
+    gate = str(tmp_path / "gate")  # which is never there
+    jobs = [submit(store, tmp_path, name=n, do="batches", count=2, gate=gate) for n in ("a", "b")]
     worker = start(device="cpu,cpu")
     until(lambda: noted(tmp_path, "a") and noted(tmp_path, "b"))
     worker.terminate()
@@ -74,10 +74,10 @@ def test_sigterm_gives_all_jobs_back(store: Store, start: Start, tmp_path: Path)
 
 def test_one_device_is_stopped_by_a_signal(store: Store, start: Start, tmp_path: Path) -> None:
     """A stopped child holds its own job only: the other device takes the jobs behind it."""
-    held = submit(store, tmp_path, name="held", do="batches", count=400, sleep_s=0.05, stall="2s")
+    held = submit(store, tmp_path, name="held", do="batches", gate=str(tmp_path / "gate"), stall="6s")
     start(device="cpu,cpu")
     until(lambda: noted(tmp_path, "held"))
-    os.kill(int(noted(tmp_path, "held")[0][1]), signal.SIGSTOP)
+    stop(store, psutil.Process(int(noted(tmp_path, "held")[0][1])))
     others = [submit(store, tmp_path, name=f"other-{i}", do="batches") for i in range(3)]
     assert [job.state for job in ended(store, *others)] == [JobState.SUCCEEDED] * 3
     until(lambda: [a.outcome for a in store.jobs.attempts(held.id)][:1] == ["stalled"])
@@ -88,7 +88,8 @@ def test_orders_name_a_device(store: Store, start: Start, tmp_path: Path) -> Non
     worker = start(device="cpu,cpu")
     first, second = ready(store, 2)
     control.ask(store, Wanted.PAUSE, [first])
-    control.answered(store, [info for info in store.workers.live() if info.id == first])
+    paused = [info for info in store.workers.live() if info.id == first]
+    assert control.answered(store, paused, timeout_s=PATIENCE_S)
     job = submit(store, tmp_path, name="a", do="batches")
     assert ended(store, job)[0].worker == second
     control.ask(store, Wanted.DRAIN, [second])
@@ -108,16 +109,17 @@ def test_stopping_one_device_stops_its_worker(store: Store, start: Start) -> Non
 
 def test_a_device_that_is_not_there_beside_one_that_is(store: Store, start: Start, tmp_path: Path) -> None:
     """A mistake in the list ends the worker; a job that the other device has begun is back in the queue."""
-    job = submit(store, tmp_path, do="batches", count=400, sleep_s=0.05)
+    job = submit(store, tmp_path, do="batches", count=2, gate=str(tmp_path / "gate"))
     worker = start(device="cpu,cuda:9")
-    assert worker.wait(timeout=20) != 0
+    assert worker.wait(timeout=PATIENCE_S) != 0
     assert "cuda:9 does not exist" in (tmp_path / "worker-0.log").read_text()
     assert store.jobs.get(job.id).state is JobState.QUEUED
 
 
 def test_a_killed_supervisor_takes_all_children_along(store: Store, start: Start, tmp_path: Path) -> None:
     """The next worker finds both jobs."""
-    jobs = [submit(store, tmp_path, name=n, do="die", times=0, count=400, sleep_s=0.05) for n in ("a", "b")]
+    gate = str(tmp_path / "gate")
+    jobs = [submit(store, tmp_path, name=n, do="batches", count=2, gate=gate) for n in ("a", "b")]
     worker = start(device="cpu,cpu")
     until(lambda: noted(tmp_path, "a") and noted(tmp_path, "b"))
     children = children_of(worker)

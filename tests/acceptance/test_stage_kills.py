@@ -26,6 +26,7 @@ from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from tests import prefork
 from tests.store_samples import queued
+from tests.waiting import until
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
@@ -137,11 +138,7 @@ def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
             assert job.state is JobState.SUCCEEDED, told
             assert store.check() == []
         assert published(base) == expected, told
-        for _ in range(100):
-            if not left_over(base):
-                break
-            time.sleep(0.1)
-        assert left_over(base) == [], told
+        until(lambda base=base: not left_over(base))  # type: ignore[misc]
     print(f"seed {SEED}: {ROUNDS} rounds, {attempts} attempts, killed in {dict(sorted(killed.items()))}")
 
 

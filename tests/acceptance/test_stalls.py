@@ -12,24 +12,24 @@ from worker_processes import Start, ended, noted
 
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.mark.parametrize("how", ["spin", "sleep", "stop"])
 def test_a_child_without_progress_is_ended(store: Store, start: Start, tmp_path: Path, how: str) -> None:
     """Spinning in C code with the interpreter's lock, asleep in a system call, stopped by SIGSTOP: all the same."""
-    job = submit(store, tmp_path, do="stall", how=how, stall="700ms")
+    job = submit(store, tmp_path, do="stall", how=how, stall="6s")  # the second attempt is not to stall on busy cores
     other = submit(store, tmp_path, name="next", do="batches")
     worker = start()
     done, next_done = ended(store, job, other)
     assert (done.state, next_done.state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
     first, second = store.jobs.attempts(job.id)
     assert (first.outcome, second.outcome) == ("stalled", "succeeded")
-    reason = "no progress for 700ms (run.stall) in phase start"
+    reason = "no progress for 6s (run.stall) in phase start"
     if how == "stop":
         reason += "; its process was stopped by a signal"
     assert first.error == reason
-    assert 0.7 <= (first.finished_at or 0) - first.started_at < 8
+    assert (first.finished_at or 0) - first.started_at >= 6
     (event,) = [e for e in store.jobs.events(job.id) if e.kind == "requeued"]
     log = (store.home / "logs" / f"{job.id}.log").read_text()
     assert f"attempt 1: {reason}; the job is queued" in log
@@ -38,7 +38,7 @@ def test_a_child_without_progress_is_ended(store: Store, start: Start, tmp_path:
         assert "(most recent call first)" in log
         assert "in _stand_still" in log
     _, hung, sleeper = noted(tmp_path)[1]
-    until(lambda: not _lives(int(sleeper.split()[1])), 5)  # it was of the same process group
+    until(lambda: not _lives(int(sleeper.split()[1])))  # it was of the same process group
     assert noted(tmp_path)[-1][1] != hung
     assert worker.poll() is None
 
@@ -55,7 +55,7 @@ def test_a_job_that_always_stalls_fails(store: Store, start: Start, tmp_path: Pa
 
 def test_slow_progress_is_progress(store: Store, start: Start, tmp_path: Path) -> None:
     """A job that takes longer than its limit in all, but never between two batches, is left alone."""
-    job = submit(store, tmp_path, do="batches", count=10, sleep_s=0.3, stall="1500ms")
+    job = submit(store, tmp_path, do="batches", count=18, sleep_s=0.4, stall="6s")
     start()
     (done,) = ended(store, job)
     assert [a.outcome for a in store.jobs.attempts(job.id)] == ["succeeded"]
@@ -67,11 +67,14 @@ def test_a_child_that_hangs_while_it_starts(store: Store, start: Start, tmp_path
     (store.home / "config.yaml").write_text("version: 1\nlimits: {start: 300ms}\n")
     worker = start(target="hangs")
     until(lambda: store.workers.live())
-    assert worker.wait(timeout=60) == 1
+    assert worker.wait(timeout=PATIENCE_S) == 1
     log = (tmp_path / "worker-0.log").read_text()
     assert log.count("the child process was not ready within 300ms and is killed") == 5
     assert "5 child processes in a row died before they were ready" in log
 
 
 def _lives(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

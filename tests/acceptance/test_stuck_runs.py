@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests import prefork
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 # The pool waits for its thread, as readers do; the thread waits for bytes that never come.
 MODEL = """\
@@ -76,11 +76,13 @@ def test_a_run_that_blocks_in_a_read_ends(folder: Path, how: str) -> None:
     environment = os.environ | {"NIMBLE_JOBS_HOME": str(folder / "home"), "NIMBLE_JOBS_ALLOW_PYTHON": str(folder)}
     words = [sys.executable, "-c", RUN, "run", "job.yaml"]
     if how in ("timeout", "stall"):
-        words.append(f"run.{how}=1s")
+        words.append(f"run.{how}=8s")  # the model is reached by then, on busy cores too
 
     def command(*arguments: str) -> str:
         called = [sys.executable, "-m", "nimble_jobs.cli.main", *arguments]
-        return prefork.run(called, env=environment, cwd=folder, capture_output=True, text=True, timeout=60).stdout
+        return prefork.run(
+            called, env=environment, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S
+        ).stdout
 
     with prefork.start(words, env=environment, cwd=folder, stderr=subprocess.PIPE, text=True) as process:
         until((folder / "blocked").exists)
@@ -92,12 +94,12 @@ def test_a_run_that_blocks_in_a_read_ends(folder: Path, how: str) -> None:
             if how == "Ctrl-C twice":
                 time.sleep(0.2)
                 process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == (100 if how in ("timeout", "stall") else 103)
+        assert process.wait(timeout=PATIENCE_S) == (100 if how in ("timeout", "stall") else 103)
         said = process.stderr.read().splitlines()
     (job,) = json.loads(command("ls", "--json"))
     ends = {
-        "timeout": "timed out after 1s",
-        "stall": "no progress for 1s (run.stall) in phase run, 0 of 4 records done",
+        "timeout": "timed out after 8s",
+        "stall": "no progress for 8s (run.stall) in phase run, 0 of 4 records done",
     }
     assert (job["state"], job["error"]) == (("failed", ends[how]) if how in ends else ("cancelled", job["error"]))
     assert said[-1].startswith(f"nimble-jobs: stuck {job['id']} {job['state']}")

@@ -34,6 +34,7 @@ from nimble_jobs.store.timer_tables import TickRow
 from nimble_jobs.timers.keep import rhythm_of
 from tests import prefork
 from tests.timers import HOUR, MINUTE, NOON, add, fire
+from tests.waiting import PATIENCE_S
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_TIMER_ROUNDS"])
 SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
@@ -56,7 +57,7 @@ def farm() -> Iterator[Any]:
         yield process
     finally:
         process.stdin.close()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=PATIENCE_S) == 0
         process.stdout.close()
 
 

@@ -18,6 +18,7 @@ from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from tests import prefork
 from tests.trainings import digests, lay_out
+from tests.waiting import PATIENCE_S
 
 SPEC = """
 version: 1
@@ -61,12 +62,12 @@ def test_a_worker_that_is_told_to_stop(tmp_path: Path) -> None:
             client.wait([whole.id], store=store, timeout_s=120)
             expected = digests(tmp_path / "out/net")
             stopped = client.submit(spec, overrides=["output.path=out/again"], store=store, allow_python=[tmp_path])
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE_S
             while store.jobs.get(stopped.id).records_done < 500:
                 assert time.monotonic() < deadline, "the training does not start"
                 time.sleep(0.01)
             worker.send_signal(signal.SIGTERM)
-            assert worker.wait(timeout=60) == 0
+            assert worker.wait(timeout=PATIENCE_S) == 0
             assert store.jobs.get(stopped.id).state is JobState.QUEUED
             (kept,) = (tmp_path / "out").glob(".again.training/*/step-*")
             worker = start(store, tmp_path / "log")

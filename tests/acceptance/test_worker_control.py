@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
-import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psutil
+from several_devices import stop
 from worker_fakes import submit
 from worker_processes import Start, child_of, ended, noted
 
@@ -25,7 +24,7 @@ from tests.waiting import PATIENCE_S, until
 
 def cli(store: Store, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(store.home), *arguments]
-    return prefork.run(command, capture_output=True, text=True, timeout=60)
+    return prefork.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def ready(store: Store) -> Any:
@@ -35,10 +34,10 @@ def ready(store: Store) -> Any:
 def test_a_paused_worker_takes_no_jobs(store: Store, start: Start, tmp_path: Path) -> None:
     """The job at hand goes on; none begins, not even on a fresh child, until the worker is resumed."""
     first = submit(store, tmp_path, name="first", do="batches", gate=str(tmp_path / "gate"))
-    worker = start(idle=30)
+    worker = start(idle=600)
     until(lambda: noted(tmp_path, "first"))
     asked = control.ask(store, Wanted.PAUSE, [ready(store).id])
-    assert list(control.answered(store, asked)) == [asked[0].id]
+    assert list(control.answered(store, asked, timeout_s=PATIENCE_S)) == [asked[0].id]
     held = submit(store, tmp_path, name="held", do="batches")
     (tmp_path / "gate").touch()
     (done,) = ended(store, first)
@@ -75,11 +74,13 @@ def test_a_drained_worker_finishes_its_job_and_leaves(store: Store, start: Start
 
 def test_a_restarted_worker_has_a_fresh_child(store: Store, start: Start, tmp_path: Path) -> None:
     """Its job is given back at a safe point, or taken away where it reaches none, and runs on in a new process."""
-    job = submit(store, tmp_path, do="batches", count=20, sleep_s=0.1)
+    job = submit(store, tmp_path, do="batches", count=2, gate=str(tmp_path / "gate"))
     worker = start(grace=1)
     until(lambda: noted(tmp_path))
     asked = control.restart(store)
-    assert list(control.answered(store, asked)) == [info.id for info in asked]
+    assert list(control.answered(store, asked, timeout_s=PATIENCE_S)) == [info.id for info in asked]
+    until(lambda: store.jobs.attempts(job.id)[0].outcome)
+    (tmp_path / "gate").touch()
     assert ended(store, job)[0].state is JobState.SUCCEEDED
     assert [a.outcome for a in store.jobs.attempts(job.id)] == ["requeued", "succeeded"]
     assert len({process for _, process, _ in noted(tmp_path)}) == 2
@@ -90,24 +91,11 @@ def test_a_restarted_worker_has_a_fresh_child(store: Store, start: Start, tmp_pa
     assert worker.poll() is None
 
 
-def _writable(store: Store) -> bool:
-    with closing(sqlite3.connect(store.home / "nimble-jobs.db", timeout=0.2)) as connection:
-        try:
-            connection.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError:
-            return False
-    return True
-
-
 def test_a_worker_that_does_not_answer(store: Store, start: Start) -> None:
     """One that is stopped obeys when it goes on; the command says so, and does not wait for it."""
     worker = start()
     ready(store)
-    os.kill(worker.pid, signal.SIGSTOP)
-    while not _writable(store):  # it was stopped while it read or wrote
-        os.kill(worker.pid, signal.SIGCONT)
-        time.sleep(0.1)
-        os.kill(worker.pid, signal.SIGSTOP)
+    stop(store, psutil.Process(worker.pid))
     try:
         said = cli(store, "worker", "drain")
         assert "has not answered yet; it obeys once it is responsive again" in said.stderr

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from worker_fakes import submit
@@ -17,13 +18,22 @@ from worker_processes import Start, ended, noted
 from nimble_jobs import client
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store
+from tests import prefork
 from tests.waiting import PATIENCE_S, until
 
 
 def test_jobs_go_back_when_the_time_is_over(store: Store, start: Start, tmp_path: Path) -> None:
     """Both devices stop at the end of a shard, jobs are queued, exit code 0; the next worker keeps what was done."""
     jobs = [
-        submit(store, tmp_path, name=n, do="batches", count=12, sleep_s=0.2, path=str(tmp_path / f"{n}-out"))
+        submit(
+            store,
+            tmp_path,
+            name=n,
+            do="batches",
+            count=3,
+            gate=str(tmp_path / "gate"),
+            path=str(tmp_path / f"{n}-out"),
+        )
         for n in ("a", "b")
     ]
     worker = start(device="cpu,cpu", idle=60, limit=600)
@@ -35,6 +45,7 @@ def test_jobs_go_back_when_the_time_is_over(store: Store, start: Start, tmp_path
         assert store.jobs.get(job.id).state is JobState.QUEUED
         assert [a.outcome for a in store.jobs.attempts(job.id)] == ["requeued"]
     assert noted(tmp_path, "a")[-1][2].startswith("stop ")
+    (tmp_path / "gate").touch()
     start()
     assert [job.state for job in ended(store, *jobs)] == [JobState.SUCCEEDED] * 2
 
@@ -59,6 +70,9 @@ def test_a_signal_after_the_time_is_the_first_one(store: Store, start: Start, tm
     time.sleep(1)
     assert worker.poll() is None
     worker.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        worker.wait(timeout=20)
+    worker.terminate()  # nothing, unless the first two came so close together that they were one
     assert worker.wait(timeout=PATIENCE_S) == 0
     assert store.jobs.get(job.id).state is JobState.QUEUED
 
@@ -75,10 +89,11 @@ def test_a_detached_worker_ends_in_time(store: Store) -> None:
 def test_no_timer_is_left_behind() -> None:
     """No late alarm ends a process whose worker ended before. A process of its own, because pytest uses the timer."""
     code = (
-        "import time\n"
+        "import signal\n"
         "from nimble_jobs.worker.signals import StopSignals\n"
-        "with StopSignals(0.2) as signals:\n"
+        "with StopSignals(600.0) as signals:\n"
         "    assert not signals.asked\n"
-        "time.sleep(0.4)\n"
+        "    assert signal.getitimer(signal.ITIMER_REAL)[0] > 0\n"
+        "assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert prefork.run([sys.executable, "-c", code], timeout=PATIENCE_S).returncode == 0

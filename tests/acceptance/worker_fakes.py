@@ -24,7 +24,7 @@ from nimble_jobs.data import Staging
 from nimble_jobs.errors import DataError, DeviceFault
 from nimble_jobs.job import Job
 from nimble_jobs.store import Store
-from nimble_jobs.worker import child, running, serve, trouble
+from nimble_jobs.worker import child, post, running, serve, trouble
 from tests.store_samples import queued
 
 DEVICE = "cpu"
@@ -188,6 +188,8 @@ if __name__ == "__main__":
     running.OVERTIME_S = 1.0
     running.CANCEL_GRACE_S = 2.0
     trouble.GONE_S = float(os.environ.get("FAKES_GONE_S", trouble.GONE_S))
+    post.POLL_S = float(os.environ.get("FAKES_POLL_S", post.POLL_S))
+    serve.LAST_TRACES_S = float(os.environ.get("FAKES_LAST_TRACES_S", serve.LAST_TRACES_S))  # type: ignore[attr-defined]
     sys.exit(
         serve.run(
             Path(home),
