@@ -28,6 +28,15 @@ def pause(base: Path, seconds: float) -> None:
     new.rename(base / "pause")
 
 
+def hold(base: Path) -> None:
+    """From now on, each process waits in the model once it has seen a few shards, until `release`."""
+    (base / "held").touch()
+
+
+def release(base: Path) -> None:
+    (base / "held").unlink()
+
+
 @contextmanager
 def worker(store: Store, base: Path, devices: str) -> Iterator[subprocess.Popen[str]]:
     """A real worker; no process of it is left behind."""
@@ -51,18 +60,13 @@ def files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.name != "manifest.json"}
 
 
-def under_way(store: Store, base: Path, job: Job, records: int, pause_s: float = 0.05) -> list[Member]:
-    """The members, once two of them have finished shards with so many records.
-
-    Until the second one has joined, which takes a busy machine long, a test lets the job be so slow that it goes on.
-    """
+def under_way(store: Store, job: Job, records: int) -> list[Member]:
+    """The members, once two of them have finished shards with so many records. Their job is on `hold`."""
 
     def both() -> list[Member]:
         members = store.shards.members(job.id)
         return members if len([m for m in members if m.records_done >= records]) == 2 else []
 
-    until(lambda: len(store.shards.members(job.id)) == 2)
-    pause(base, pause_s)
     found: list[Member] = until(both)
     return found
 

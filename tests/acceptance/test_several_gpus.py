@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from several_devices import child_of, ended, files, pause, stop, under_way, worker
+from several_devices import child_of, ended, files, hold, pause, release, stop, under_way, worker
 
 from nimble_jobs import client
 from nimble_jobs import spec as specs
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store
 from tests.store_samples import queued
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 RECORDS, SHARD = 400, 10
 MODEL = """\
+import itertools
 import os
 import pathlib
 import time
@@ -27,6 +28,14 @@ import time
 import torch
 
 HERE = pathlib.Path(__file__).parent
+SEEN = itertools.count(1)
+
+
+def held(records, most):
+    for _ in records:
+        seen = next(SEEN)
+    while seen > most and (HERE / "held").exists():
+        time.sleep(0.01)
 
 
 class Slow(torch.nn.Module):
@@ -36,6 +45,7 @@ class Slow(torch.nn.Module):
 
     def forward(self, x):
         time.sleep(float((HERE / "pause").read_text()))
+        held(x, 60)
         first = int(x[0, 0])
         for file in HERE.glob("do-*"):  # do-HOW-RECORD: once, by whoever has this record
             how, record = file.name.split("-")[1:]
@@ -108,10 +118,10 @@ def only_with_all(config: pytest.Config) -> None:
 
 def test_two_devices_publish_what_one_publishes(running: Store, base: Path, alone: dict[str, bytes]) -> None:
     """Both take a part of the shards, and the output is equal byte for byte. Nothing is left beside it."""
-    pause(base, 0.5)
+    hold(base)
     job = submit(running, base, "both", gpus=2)
-    under_way(running, base, job, 2 * SHARD)
-    pause(base, 0)
+    under_way(running, job, 2 * SHARD)
+    release(base)
     done = ended(running, job)
     assert done.state is JobState.SUCCEEDED, done.error
     assert files(base / "both") == alone
@@ -129,13 +139,14 @@ def test_one_that_is_killed(
     """The others take its shards over within the same attempt, also from the one that led the job."""
     if not leads:
         only_with_all(pytestconfig)
-    pause(base, 0.5)
+    hold(base)
     job = submit(store, base, "both", gpus="all")
     with worker(store, base, "cpu,cpu") as process:
-        members = under_way(store, base, job, 2 * SHARD)
+        members = under_way(store, job, 2 * SHARD)
         lead = store.jobs.get(job.id).worker
         (victim,) = [m for m in members if (m.worker == lead) is leads]
         child_of(store, process, victim).kill()
+        release(base)
         done = ended(store, job)
     assert (done.state, done.attempt) == (JobState.SUCCEEDED, 1), done.error
     assert files(base / "both") == alone
@@ -151,14 +162,18 @@ def test_one_that_is_stopped(
     """The other one makes copies of its shards. If it leads, its process is ended after run.stall."""
     if leads:
         only_with_all(pytestconfig)
-    pause(base, 0.5)
-    job = submit(store, base, "both", gpus=2, stall="3s")
+    hold(base)
+    job = submit(store, base, "both", gpus=2, stall="20s")
     with worker(store, base, "cpu,cpu") as process:
-        members = under_way(store, base, job, 2 * SHARD)
+        members = under_way(store, job, 2 * SHARD)
         lead = store.jobs.get(job.id).worker
         (victim,) = [m for m in members if (m.worker == lead) is leads]
-        stop(store, child_of(store, process, victim))
+        stopped = child_of(store, process, victim)
+        stop(store, stopped)
+        release(base)
         done = ended(store, job)
+        if not leads:
+            stopped.kill()  # nobody has to wait for it
     assert done.state is JobState.SUCCEEDED, done.error
     assert files(base / "both") == alone
 
@@ -224,12 +239,14 @@ def test_too_many_bad_records_of_all_members(running: Store, base: Path) -> None
 
 def test_drain(store: Store, base: Path, alone: dict[str, bytes]) -> None:
     """SIGTERM gives the job back with all of its shards, and one device goes on."""
-    pause(base, 0.5)
+    hold(base)
     job = submit(store, base, "both", gpus=2)
     with worker(store, base, "cpu,cpu") as process:
-        under_way(store, base, job, 2 * SHARD)
+        under_way(store, job, 2 * SHARD)
         process.terminate()
-        assert process.wait(20) == 0
+        pause(base, 0.5)  # so that the job has not ended before its members know
+        release(base)
+        assert process.wait(PATIENCE_S) == 0
     given_back = store.jobs.get(job.id)
     assert given_back.state is JobState.QUEUED
     assert [a.outcome for a in store.jobs.attempts(job.id)] == ["requeued"]
@@ -242,25 +259,27 @@ def test_drain(store: Store, base: Path, alone: dict[str, bytes]) -> None:
 
 def test_cancel(running: Store, base: Path) -> None:
     """A cancelled job ends for all members."""
-    pause(base, 0.5)
+    hold(base)
     job = submit(running, base, "both", gpus=2)
-    under_way(running, base, job, 2 * SHARD)
+    under_way(running, job, 2 * SHARD)
     client.cancel(job.id, store=running)
+    pause(base, 0.5)  # so that the job has not ended before its members know
+    release(base)
     assert ended(running, job).state is JobState.CANCELLED
     until(lambda: not list(base.glob(".both*")))
 
 
 def test_a_killed_worker_beside_another_one(store: Store, base: Path, alone: dict[str, bytes]) -> None:
     """Members may belong to several workers. If the one that leads is killed as a whole, the others publish."""
-    pause(base, 0.5)
+    hold(base)
     job = submit(store, base, "both", gpus="all")
     with worker(store, base, "cpu") as first, worker(store, base, "cpu") as second:
-        under_way(store, base, job, 2 * SHARD, 0.2)
+        under_way(store, job, 2 * SHARD)
         lead = store.jobs.get(job.id).worker
         (pid,) = [info.pid for info in store.workers.live() if info.id == lead]
         (first if first.pid == pid else second).kill()
         until(lambda: store.jobs.get(job.id).worker != lead)
-        pause(base, 0)
+        release(base)
         done = ended(store, job)
     assert (done.state, done.attempt) == (JobState.SUCCEEDED, 1), done.error
     assert files(base / "both") == alone

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from several_devices import ended, files, pause, under_way, worker
+from several_devices import ended, files, hold, release, under_way, worker
 
 from nimble_jobs import spec as specs
 from nimble_jobs.job import Job, JobState
@@ -26,6 +26,7 @@ pytest.importorskip("transformers")
 TEXTS, SHARD, LIMIT = 6000, 512, 32
 WINDOW = 1024  # records in a window of outputs of unknown size
 MODEL = """\
+import itertools
 import os
 import pathlib
 import time
@@ -33,6 +34,14 @@ import time
 import torch
 
 HERE = pathlib.Path(__file__).parent
+SEEN = itertools.count(1)
+
+
+def held(records, most):
+    for _ in records:
+        seen = next(SEEN)
+    while seen > most and (HERE / "held").exists():
+        time.sleep(0.01)
 
 
 class Net(torch.nn.Module):
@@ -42,7 +51,7 @@ class Net(torch.nn.Module):
         self.words = torch.nn.Embedding(40, 8)
 
     def forward(self, input_ids, attention_mask):
-        time.sleep(float((HERE / "pause").read_text()))
+        held(input_ids, 2300)
         try:
             (HERE / "kill").unlink()
         except FileNotFoundError:
@@ -64,7 +73,7 @@ class Mean(torch.nn.Module):
         self.scale = torch.nn.Parameter(torch.tensor(2.0))
 
     def forward(self, x):
-        time.sleep(float((HERE / "pause").read_text()))
+        held(x, 60)
         return x.mean(1, keepdim=True) * self.scale
 """
 
@@ -73,7 +82,6 @@ class Mean(torch.nn.Module):
 def base(tmp_path: Path) -> Path:
     write_tokenizer(tmp_path)
     (tmp_path / "model.py").write_text(MODEL)
-    pause(tmp_path, 0)
     return tmp_path
 
 
@@ -106,20 +114,15 @@ def manifest(folder: Path) -> dict[str, Any]:
     return found
 
 
-def two_members(store: Store, base: Path, job: Job, records: int) -> Job:
-    """Slow the job down until both devices have finished shards, then let it end."""
-    pause(base, 0.1)
-    under_way(store, base, job, records, 0.1)
-    pause(base, 0)
-    return ended(store, job)
-
-
 def test_texts(running: Store, base: Path) -> None:
     """Members claim windows of shards, since texts of a window share batches. The manifest counts all cut texts."""
+    hold(base)
+    job = text_job(running, base, "both")
+    under_way(running, job, WINDOW)
+    release(base)
+    done = ended(running, job)
     alone = ended(running, text_job(running, base, "alone", gpus=1))
     assert alone.state is JobState.SUCCEEDED, alone.error
-    job = text_job(running, base, "both")
-    done = two_members(running, base, job, WINDOW)
     assert (done.state, done.attempt, done.records_done, done.records_bad) == (JobState.SUCCEEDED, 1, TEXTS, 2)
     assert files(base / "both") == files(base / "alone")
     assert sum(member.records_done for member in running.shards.members(job.id)) == TEXTS
@@ -131,13 +134,12 @@ def test_texts(running: Store, base: Path) -> None:
 
 def test_texts_of_a_device_that_is_killed(store: Store, base: Path) -> None:
     """Its windows are scored again by the other one, which has the output of one device."""
-    pause(base, 0.2)
+    hold(base)
     job = text_job(store, base, "both")
     with worker(store, base, "cpu,cpu"):
         until(lambda: len(store.shards.members(job.id)) == 2)
         (base / "kill").touch()
-        until(lambda: not (base / "kill").exists())
-        pause(base, 0)
+        release(base)
         done = ended(store, job)
         alone = ended(store, text_job(store, base, "alone", gpus=1))
     assert (done.state, done.attempt, alone.state) == (JobState.SUCCEEDED, 1, JobState.SUCCEEDED), done.error
@@ -173,11 +175,11 @@ def test_only_new(running: Store, base: Path) -> None:
         np.save(folder / f"{name}.npy", rng.normal(size=(100, 3)).astype(np.float32))
     read = {"source": str(folder), "format": "npy", "batch_size": 5, "only_new": {"settle": 0}}
     write = {"fields": ["id", "logits"], "shard_size": 10}
+    hold(base)
     job = submit(running, base, "both", net="Mean", input=read, output=write)
-    pause(base, 0.1)
-    under_way(running, base, job, 20)
+    under_way(running, job, 20)
     np.save(folder / "e.npy", np.ones((5, 3), np.float32))  # comes after the listing
-    pause(base, 0)
+    release(base)
     done = ended(running, job)
     assert done.state is JobState.SUCCEEDED, done.error
     ids = [name for part in sorted((base / "both").glob("part-*")) for name in pq.read_table(part)["id"].to_pylist()]
