@@ -16,6 +16,7 @@ from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 from tests import prefork
+from tests.waiting import PATIENCE_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Dashboard:
 
     def ask(self, method: str, path: str, headers: Mapping[str, str] | None = None, body: bytes = b"") -> Reply:
         """One request over a connection of its own, with exactly these headers and `Host`."""
-        connection = http.client.HTTPConnection(self.address, self.port, timeout=60)
+        connection = http.client.HTTPConnection(self.address, self.port, timeout=PATIENCE_S)
         try:
             connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
             for name, value in {"Host": self.host, **(headers or {})}.items():
@@ -92,7 +93,7 @@ class Dashboard:
     @contextmanager
     def stream(self, after: int | None = None, *, last: int | None = None) -> Iterator[Stream]:
         """An open stream; `last`: as a browser that comes back."""
-        connection = http.client.HTTPConnection(self.address, self.port, timeout=30)
+        connection = http.client.HTTPConnection(self.address, self.port, timeout=PATIENCE_S)
         headers = {"Cookie": self.cookie} | ({} if last is None else {"Last-Event-ID": str(last)})
         try:
             connection.request("GET", "/api/stream" + ("" if after is None else f"?after={after}"), headers=headers)
@@ -105,7 +106,7 @@ class Dashboard:
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal, and return the exit code."""
         self.process.send_signal(how)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=PATIENCE_S)
 
     def __enter__(self) -> Self:
         return self

@@ -133,7 +133,7 @@ class Tabs:
 
     def open(self, dashboard: Dashboard, *, width: int = 1280, **options: Any) -> Tab:
         context = self._browser.new_context(viewport={"width": width, "height": 900}, **options)
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(120_000)
         self._contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: message.type in ("error", "warning") and self.errors.append(message.text))

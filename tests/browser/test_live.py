@@ -188,7 +188,7 @@ def test_what_could_not_be_read_is_read_later(
     page.route("**/api/jobs?*", lambda route: route.abort(), times=1)
     with page.expect_event("requestfailed"):
         job = seeded.submit("answer-lost", priority=-9)
-    row(page, job.id).wait_for(timeout=20_000)
+    row(page, job.id).wait_for(timeout=120_000)
     seeded.store.jobs.cancel(job.id, time.time())
     row(page, job.id).locator('.badge:text("cancelled")').wait_for()
     server.kill()

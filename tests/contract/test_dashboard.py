@@ -27,6 +27,7 @@ from nimble_jobs.worker.logs import job_log_path
 from tests.cli import Cli, loaded_by
 from tests.dashboards import Dashboard
 from tests.store_samples import PARTS, a_schedule, add_events, folder_in_memory, key_of, many_jobs
+from tests.waiting import PATIENCE_S
 
 NASTY = "<script>alert(1)</script> \x1b[2J &quot; \u202e evil \u2028 \x00 \udc80 'é"
 WORKER = {"role": "worker", "device": "cpu", "status": "ready"}
@@ -226,7 +227,7 @@ def test_hosts_over_a_socket(board: Dashboard) -> None:
 
 def test_large_heads(board: Dashboard) -> None:
     """A request head over 16 KiB is not read to its end."""
-    with socket.create_connection(("127.0.0.1", board.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", board.port), timeout=PATIENCE_S) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 40_000)
         answer = connection.recv(200)
     assert answer.startswith(b"HTTP/1.1 400") or answer == b""
@@ -520,7 +521,7 @@ def test_slow_http_does_not_block(board: Dashboard) -> None:
     with socket.create_connection(("127.0.0.1", board.port)) as half:
         half.sendall(b"GET / HTTP/1.1\r\nHo")
         assert board.get("/api/overview")
-    with closing(http.client.HTTPConnection("127.0.0.1", board.port, timeout=20)) as kept:
+    with closing(http.client.HTTPConnection("127.0.0.1", board.port, timeout=PATIENCE_S)) as kept:
         for _ in range(3):
             kept.request("GET", "/api/jobs", headers={"Cookie": board.cookie})
             assert kept.getresponse().read()

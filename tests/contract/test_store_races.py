@@ -19,6 +19,7 @@ from nimble_jobs.store.home import resolve
 from nimble_jobs.store.tables import JobRow, WaitRow
 from nimble_jobs.store.waiting import wait_for
 from tests.store_samples import NOW, submit
+from tests.waiting import PATIENCE_S
 
 Two = tuple[Store, Store]
 
@@ -51,15 +52,15 @@ def test_a_parent_ends_while_a_job_that_waits_for_it_is_queued(two: Two, monkeyp
     monkeypatch.setattr(new_job, "wait_for", slowly)
 
     def end() -> bool:
-        assert read.wait(30)
+        assert read.wait(PATIENCE_S)
         ended = finish(other, parent.id, 1)
         ending.set()
         return ended
 
     with ThreadPoolExecutor(2) as threads:
         queued, ended = threads.submit(submit, one, "child", after=["parent"]), threads.submit(end)
-        child = queued.result(60)
-        assert ended.result(60)
+        child = queued.result(PATIENCE_S)
+        assert ended.result(PATIENCE_S)
     assert one.jobs.awaited([child.id]) == {}
     claimed = one.jobs.claim("0-w", device="cpu", now=NOW)
     assert claimed is not None

@@ -24,6 +24,7 @@ from nimble_jobs.store import ArtifactRef, ScheduleState, Store, open_store
 from nimble_jobs.store.home import DATABASE, resolve
 from nimble_jobs.store.schedules import Saving
 from tests.store_samples import NOW, PARTS, a_schedule, folder_in_memory, hold_worker, key_of
+from tests.waiting import PATIENCE_S
 
 KEY = key_of("a")
 
@@ -114,7 +115,7 @@ def test_residents_of_killed_workers_are_deleted(store: Store) -> None:
     ready, done = spawn.Queue(), spawn.Event()
     process = spawn.Process(target=hold_worker, args=(str(store.home), ready, done))
     process.start()
-    killed = ready.get(timeout=60)
+    killed = ready.get(timeout=PATIENCE_S)
     with store.workers.hold({"device": "cpu"}) as lease:
         for worker in (killed, lease.id):
             store.schedules.set_residents(worker, {KEY: 1})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +33,7 @@ from nimble_jobs.bench.text.__main__ import count_tokens
 from nimble_jobs.bench.text.loops.task import Task
 from nimble_jobs.bench.text.peak import Peak
 from nimble_jobs.errors import DataError, UsageError
+from tests.waiting import until
 
 SOURCES = Path(loops.__file__).parent
 LOOPS = [system for system in TextSystem if not system.ours]
@@ -217,15 +217,12 @@ def test_embeddings_are_compared_by_id(tmp_path: Path) -> None:
 
 def test_peak_memory_counts_what_a_process_starts() -> None:
     """A child's 200 MB are in the figure of its parent."""
-    grow = "import time; held = bytearray(200_000_000); held[::4096] = b'x' * len(held[::4096]); time.sleep(60)"
+    grow = "import time; held = bytearray(200_000_000); held[::4096] = b'x' * len(held[::4096]); time.sleep(600)"
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grow!r}])"
     with Peak() as peak, subprocess.Popen([sys.executable, "-c", start], start_new_session=True) as process:
         peak.watch(process)
-        end = time.monotonic() + 60
-        while peak.host_bytes < 200_000_000 and time.monotonic() < end:
-            time.sleep(0.05)
+        until(lambda: peak.host_bytes > 200_000_000)
         subprocess.run(["kill", "--", f"-{process.pid}"], check=True)
-    assert peak.host_bytes > 200_000_000
 
 
 def row(system: str, *walls: float, tokens: int = 1000) -> TextRow:

@@ -15,7 +15,7 @@ from torch import nn
 
 from nimble_jobs import Nimble
 from nimble_jobs import spec as specs
-from nimble_jobs.engine import capture
+from nimble_jobs.engine import capture, measure
 from nimble_jobs.errors import UsageError
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.planner.forward.build import Built, build_best
@@ -27,11 +27,12 @@ from nimble_jobs.worker.executor import real_station
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads import Stop
 from tests.cli import beside
+from tests.clocks import Clock
 from tests.store_samples import queued
 from tests.trainings import Attempt, digests, lay_out, spec_of
 
 CPU = torch.device("cpu")
-SLOW_S = 0.03  # added to each replay: many times what eager takes here, on busy cores too
+SLOW_S = 0.03  # added to each replay: many times what eager takes by the clock of these tests
 
 
 @pytest.fixture
@@ -47,23 +48,22 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on busy cores would make eager slow."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """By which candidates are timed."""
+    found = Clock()
+    monkeypatch.setattr(measure, "time", found)
+    return found
 
 
 @pytest.fixture
-def slow(counts: None, one_thread: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def slow(counts: None, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replays take long. Notes each."""
     replays: list[str] = []
     fast = capture._CallInstance.replay
 
     def replay(self: capture._CallInstance) -> None:
         replays.append("replay")
-        time.sleep(SLOW_S)
+        clock.sleep(SLOW_S)
         fast(self)
 
     monkeypatch.setattr(capture._CallInstance, "replay", replay)
@@ -123,12 +123,12 @@ def test_a_schedule_can_be_asked_for_although_eager_is_faster(slow: list[str], m
 
 
 @pytest.mark.usefixtures("counts")
-def test_what_replays_faster_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_replays_faster_is_replayed(clock: Clock) -> None:
     """A module that spends its time in Python is replayed, and eager is timed no second time."""
 
     class Waits(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            time.sleep(SLOW_S)
+            clock.sleep(SLOW_S)
             return x + 1
 
     found = build_best(Waits().eval(), {"x": torch.zeros(2)}, "key", BuildOptions(), CPU)

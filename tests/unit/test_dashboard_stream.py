@@ -230,7 +230,7 @@ def test_a_client_that_takes_nothing_is_cut_off(store: Store, monkeypatch: pytes
             await asyncio.Event().wait()
 
         scope = {"type": "http", "client": ("127.0.0.1", 1)}
-        await asyncio.wait_for(StreamResponse(hub, None, aborted.append)(scope, receive, send), 10)
+        await asyncio.wait_for(StreamResponse(hub, None, aborted.append)(scope, receive, send), 60)
         assert hub.readers == 0
         hub.close()
 

@@ -6,6 +6,7 @@ import mmap
 import threading
 
 from nimble_jobs.data.buffers import Buffers
+from tests.waiting import PATIENCE_S
 
 
 def test_buffers_go_round() -> None:
@@ -34,7 +35,7 @@ def test_who_waits_is_woken_at_the_end() -> None:
         thread = threading.Thread(target=lambda: found.append(buffers.take()))
         thread.start()
         buffers.end()
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert found == [None]
         buffers.begin()
         again = buffers.take()

@@ -24,6 +24,7 @@ from nimble_jobs.errors import DataError, FencedOut, OutputExists
 from nimble_jobs.spec.model import OutputSpec
 from tests import prefork
 from tests.ledger import Book, staged
+from tests.waiting import PATIENCE_S
 
 SHARDS = 3
 
@@ -357,7 +358,7 @@ def test_no_reader_ever_sees_a_half_folder(tmp_path: Path) -> None:
     for i in range(1, 40):
         attempt(path, 1, if_exists="replace", job=f"j{i}", salt=i)
     (path.parent / "stop").touch()
-    seen, _ = watcher.communicate(timeout=30)
+    seen, _ = watcher.communicate(timeout=PATIENCE_S)
     assert json.loads(seen)["looks"] > 10
     assert json.loads(seen)["gaps"] == 0
 

@@ -27,6 +27,7 @@ from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.decoding.task import DIED, Shared
 from nimble_jobs.decoding.work import BAD, GOOD, STATUS, Files, Work
 from nimble_jobs.spec.model import InputSpec, TransformSpec
+from tests.waiting import PATIENCE_S, until
 
 RECIPE = Recipe(channels=3, resize=(8, 8), center_crop=None, size=(8, 8))
 # As the real program, but a picture whose first byte is K kills the process that decodes it.
@@ -86,11 +87,7 @@ def shared(decoders: Decoders, memory: Buffers) -> Shared:
 
 def gone(pids: list[int]) -> bool:
     """Whether none of these processes runs; waits for them."""
-    for _ in range(1000):
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
+    return bool(until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids)))
 
 
 @pytest.mark.parametrize("form", ["float", "stored"])
@@ -211,7 +208,7 @@ def test_who_waits_hears_of_the_end(pictures: Path, memory: Buffers) -> None:
         decoders.close()
     for future in waiting:
         with pytest.raises((CancelledError, RuntimeError)):
-            future.result(timeout=30)
+            future.result(timeout=PATIENCE_S)
 
 
 OWNER = """
@@ -257,8 +254,8 @@ def test_who_waits_hears_of_trouble(
 
     monkeypatch.setattr(socket if where == "socketpair" else os, where, full)
     with pytest.raises(OSError, match="Too many open files"):
-        decoders.submit(work, where_shared).result(30)
-    answer = decoders.submit(work, where_shared).result(60)
+        decoders.submit(work, where_shared).result(PATIENCE_S)
+    answer = decoders.submit(work, where_shared).result(PATIENCE_S)
     assert answer.rows[:, STATUS].tolist() == [GOOD, GOOD]
     decoders.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch
 from nimble_jobs.engine import measure
 from nimble_jobs.errors import UsageError
 from tests import prefork
+from tests.clocks import Clock
 
 CPU = torch.device("cpu")
 
@@ -40,14 +40,17 @@ def test_processes_of_tests_time_briefly_too() -> None:
 
 
 @pytest.mark.parametrize(("budget_s", "least", "most"), [(1e-6, 3, 3), (0.2, 10, 100)])
-def test_a_figure_takes_no_more_calls_than_its_budget_allows(budget_s: float, least: int, most: int) -> None:
+def test_a_figure_takes_no_more_calls_than_its_budget_allows(
+    budget_s: float, least: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two calls warm up; then as many as the time allows, at least one. The figure is that of one call."""
-    calls = 0
+    calls, clock = 0, Clock()
+    monkeypatch.setattr(measure, "time", clock)
 
     def call() -> None:
         nonlocal calls
         calls += 1
-        time.sleep(0.002)
+        clock.sleep(0.002)
 
     assert measure.time_us(call, CPU, budget_s=budget_s) >= 2000
     assert least <= calls <= most

@@ -92,6 +92,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
+def undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job ends before it decides, on busy cores too."""
+    monkeypatch.setattr(moving, "_DECIDE_S", 1e9)
+
+
+@pytest.fixture
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job decides after its second batch."""
     monkeypatch.setattr(moving, "_DECIDE_S", 0.0)
@@ -158,6 +164,7 @@ def in_eager(store: Store, folder: Path, model: str = PLAIN) -> np.ndarray:
     return output(folder)
 
 
+@pytest.mark.usefixtures("undecided")
 def test_a_small_job_builds_nothing(store: Store, tmp_path: Path) -> None:
     """It runs in eager and says so; the store counts that it did without, and forgets that once it is built."""
     expected = in_eager(store, tmp_path)
@@ -182,6 +189,7 @@ def test_a_small_job_builds_nothing(store: Store, tmp_path: Path) -> None:
     assert store.wanted.list() == []
 
 
+@pytest.mark.usefixtures("undecided")
 def test_a_worker_keeps_the_model(store: Store, tmp_path: Path) -> None:
     """The next job goes on in eager without loading it; the first one after the build has the schedule."""
     station = station_of(store, Later(store, 0))

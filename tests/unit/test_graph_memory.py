@@ -81,7 +81,8 @@ def test_larger_programs(seed: int, packed: bool, columns: int, monkeypatch: pyt
     monkeypatch.setattr(memory, "WORTH_PACKING", 1e9 if packed else -1.0)
     monkeypatch.setattr("nimble_jobs.graph.arena.RANGES", 3)
     monkeypatch.setattr("nimble_jobs.graph.clocks.TRACKED", columns)
-    monkeypatch.setattr("nimble_jobs.graph.clocks.FEW", columns)
+    for module in ("clocks", "arena"):
+        monkeypatch.setattr(f"nimble_jobs.graph.{module}.FEW", columns)
     dice = Random(seed)
     some = flow(network(100, dice), dice)
     plan, _ = make_plan(some, max_streams=None if seed % 2 else 3)
@@ -322,7 +323,8 @@ def test_more_streams_than_have_columns(monkeypatch: pytest.MonkeyPatch) -> None
     plan, _ = make_plan(some)
     exact = plan_memory(some, plan)
     monkeypatch.setattr("nimble_jobs.graph.clocks.TRACKED", 1)
-    monkeypatch.setattr("nimble_jobs.graph.clocks.FEW", 1)
+    for module in ("clocks", "arena"):
+        monkeypatch.setattr(f"nimble_jobs.graph.{module}.FEW", 1)
     rough = plan_memory(some, plan)
     check_memory(some, plan, rough)
     assert exact.peak_bytes <= rough.peak_bytes <= rough.total_bytes

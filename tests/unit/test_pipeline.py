@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nimble_jobs.pipeline import Load, Meter, Pool, Sink, ahead, bottleneck, mapped
+from tests.waiting import PATIENCE_S, until
 
 
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 4), st.integers(1, 8))
@@ -46,10 +47,7 @@ def test_no_more_than_the_queue_holds_is_made_ahead() -> None:
 
     stage = ahead(source(), 3)
     assert next(stage) == 0
-    for _ in range(100):  # the thread has all the time it wants
-        if len(made) >= 5:
-            break
-        time.sleep(0.01)
+    until(lambda: len(made) >= 5)
     assert len(made) == 5  # one taken, three in the queue, one in the thread's hand
     stage.close()
 
@@ -64,12 +62,12 @@ def test_closing_ends_every_thread_and_every_source() -> None:
         finally:
             closed.set()
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     stage = ahead(mapped(lambda x: x, source(), threads=2, depth=4), 2)
     assert [next(stage) for _ in range(3)] == [0, 1, 2]
     stage.close()
     assert closed.is_set()
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_meter_says_how_busy_a_stage_was() -> None:
@@ -122,19 +120,19 @@ def test_a_sink_that_is_dropped_forgets_what_waits() -> None:
 
     def work(item: int) -> None:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(PATIENCE_S)
         found.append(item)
 
     sink = Sink(work, depth=4, name="test")
     for i in range(3):
         sink.put(i)
-    begun.wait(10)
+    begun.wait(PATIENCE_S)
     dropping = threading.Thread(target=sink.drop)
     dropping.start()
     while not sink._unwanted.is_set():
         time.sleep(0.001)
     go_on.set()
-    dropping.join(10)
+    dropping.join(PATIENCE_S)
     assert found == [0]
 
 
@@ -153,7 +151,7 @@ def test_things_of_a_pool_go_round() -> None:
     thread = threading.Thread(target=lambda: found.append(pool.take()))
     thread.start()
     pool.end()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     assert found == [None]
     pool.begin()
     assert pool.free == 1

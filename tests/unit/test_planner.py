@@ -27,6 +27,7 @@ from nimble_jobs.store.artifacts import Artifacts
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.residency import Residents
 from tests.one_batch import outputs_of
+from tests.waiting import PATIENCE_S
 
 CPU = torch.device("cpu")
 CODE = """
@@ -270,7 +271,7 @@ def test_removal_while_a_schedule_is_loaded_or_held_is_harmless(
             return get(artifacts, name)
 
         def captured(*args: Any) -> Any:
-            deletions[0].result(60)
+            deletions[0].result(PATIENCE_S)
             order.append("captured")
             return capture_several(*args)
 

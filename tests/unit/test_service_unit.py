@@ -10,6 +10,7 @@ import pytest
 
 from nimble_jobs.errors import UsageError
 from nimble_jobs.service import Service, environment_of
+from tests.waiting import PATIENCE_S
 
 ODD = (
     *(
@@ -127,6 +128,6 @@ def test_systemd_takes_it(tmp_path: Path, name: str) -> None:
     path = tmp_path / made.name
     path.write_text(made.text())
     command = ["systemd-analyze", "verify", "--man=no", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     own = [line for line in done.stderr.splitlines() if made.name in line]
     assert own == []

@@ -175,6 +175,7 @@ def test_lock_from_the_start(database: Database) -> None:
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_SNAPSHOT, sqlite3.SQLITE_LOCKED])
 def test_whole_transaction_again(database: Database, code: int) -> None:
     """When the database is busy in the middle, the whole transaction is done again, and counts once."""
+    patient = Database(database.url, busy_timeout_s=0.05, patience_s=PATIENCE_S)
     tries = []
 
     def work(session: Session) -> None:
@@ -185,7 +186,8 @@ def test_whole_transaction_again(database: Database, code: int) -> None:
             error.sqlite_errorcode = code
             raise OperationalError("", {}, error)
 
-    database.write(work)
+    with closing(patient):
+        patient.write(work)
     assert len(tries) == 3
     assert database.read(count) == 1
 

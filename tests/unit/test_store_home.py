@@ -15,6 +15,7 @@ from nimble_jobs.errors import Damaged, StateFolderRefused, StoreError
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import DATABASE, MARKER, choose, resolve
 from tests.store_samples import NOW, open_as, submit
+from tests.waiting import PATIENCE_S
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
@@ -107,8 +108,8 @@ def _check_read_only(folder: Path) -> None:
         home.chmod(folder_mode)
         process = spawn.Process(target=open_as, args=(NOBODY, str(home), results))
         process.start()
-        found.append(results.get(timeout=60))
-        process.join(60)
+        found.append(results.get(timeout=PATIENCE_S))
+        process.join(PATIENCE_S)
         process.close()
     results.close()
     assert found[0][0] == "StoreTrouble"

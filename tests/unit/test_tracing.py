@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from nimble_jobs.settings import Settings
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.tracing import Target, attempt_span, submitter_traceparent, target_of, valid_traceparent
+from nimble_jobs.worker import foreground
 from nimble_jobs.worker.executor import Station
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.worker.residency import Residents
@@ -27,6 +27,7 @@ from tests.collector import collecting
 from tests.configured import configure
 from tests.store_samples import NOW, submit
 from tests.timers import spec_of
+from tests.waiting import PATIENCE_S, until
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 SECRET = "hunter2"
@@ -34,11 +35,10 @@ SECRET = "hunter2"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of this machine; batches leave at once, and an attempt to send lasts half a second."""
+    """No variable of this machine; batches leave at once."""
     for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "TRACEPARENT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_an_attempt_arrives(store: Store) -> None:
         configure(store.home, f"tracing: {{endpoint: '{collector.url}'}}\n")
         trace = Trace(store)
         trace.over(job, "cpu")
-        trace.finish(10.0)
+        trace.finish(PATIENCE_S)
         assert collector.paths == {"/v1/traces"}
         (attempt,) = collector.named("score attempt")
         assert (attempt.trace, attempt.parent) == (PARENT[3:35], PARENT[36:52])
@@ -191,7 +191,7 @@ def test_the_usual_variables(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test,service.name=mine")
         trace = Trace(store)
         trace.over(ended(store, error="no"))
-        trace.finish(10.0)
+        trace.finish(PATIENCE_S)
         (attempt,) = collector.named("score attempt")
         assert attempt.error == "no"
         assert attempt.resource["service.name"] == "mine"
@@ -205,7 +205,7 @@ def test_an_unsampled_parent(store: Store) -> None:
         configure(store.home, f"tracing: {{endpoint: '{collector.url}'}}\n")
         trace = Trace(store)
         trace.over(job)
-        trace.finish(10.0)
+        trace.finish(PATIENCE_S)
         assert collector.requests == 0
 
 
@@ -219,9 +219,12 @@ def test_without_a_target_nothing_is_kept(store: Store) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["gone", "hangs", "fails", "closes"])
-def test_a_collector_in_trouble(store: Store, trouble: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_in_trouble(
+    store: Store, trouble: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The duty returns while nothing has arrived; the end waits no longer than it may, and says what was lost."""
     job = ended(store)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
     with collecting() as collector:
         url = collector.url
         collector.hang_s = 60.0 if trouble == "hangs" else 0.0
@@ -236,7 +239,7 @@ def test_a_collector_in_trouble(store: Store, trouble: str, caplog: pytest.LogCa
         trace.run(NOW)
         assert collector.spans == []
         with caplog.at_level(logging.WARNING):
-            trace.finish(0.2 if trouble == "hangs" else 10.0)
+            trace.finish(0.2 if trouble == "hangs" else PATIENCE_S)
         assert collector.spans == []
     if trouble == "hangs":
         assert "traces were dropped, because their collector did not take them within 0.2 s" in caplog.text
@@ -251,12 +254,10 @@ def test_a_collector_that_comes_back(store: Store) -> None:
         trace = Trace(store)
         trace.over(job)
         trace.run(NOW)
-        deadline = time.monotonic() + 30
-        while not collector.requests and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: collector.requests)
         collector.status = 200
         trace.over(job)
-        trace.finish(10.0)
+        trace.finish(PATIENCE_S)
         assert len(collector.named("score attempt")) == 1
 
 
@@ -273,7 +274,7 @@ def test_attempts_that_are_recorded_late(store: Store) -> None:
         trace.run(NOW)
         assert len(trace._over) == 1
         store.jobs.finish(job.id, 1, outputs={}, timings={}, schedule={}, now=NOW + 1)
-        trace.finish(10.0)
+        trace.finish(PATIENCE_S)
         assert [span.name for span in collector.spans] == ["score attempt"]
 
 
@@ -296,7 +297,7 @@ def test_an_attempt_that_ends_while_it_is_read(store: Store, monkeypatch: pytest
         monkeypatch.setattr(store.jobs, "get", finishes)
         trace.run(NOW)
         monkeypatch.setattr(store.jobs, "get", get)
-        trace.finish(10.0)
+        trace.finish(PATIENCE_S)
         assert sorted(span.name for span in collector.spans) == ["claim", "run", "score attempt"]
 
 
@@ -322,12 +323,14 @@ def test_the_submitter_s_trace_is_kept(store: Store, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("up", [True, False])
-def test_a_run_in_the_foreground(store: Store, tmp_path: Path, up: bool) -> None:
+def test_a_run_in_the_foreground(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, up: bool) -> None:
     """Its attempt is sent before the command ends; if the collector is gone, the job has succeeded all the same."""
     job = client.submit(spec_of(tmp_path).model_copy(update={"cron": None}), store=store, foreground=True)
     with collecting() as collector:
         url = collector.url if up else "http://127.0.0.1:9"
         configure(store.home, f"tracing: {{endpoint: '{url}'}}\n")
+        if up:
+            monkeypatch.setattr(foreground, "_TRACES_S", PATIENCE_S)
         station = Station(store=store, device="cpu", residents=Residents(1), run=lambda _context: Outcome())
         assert run_inline(store, job.id, station=station).state is JobState.SUCCEEDED
         assert len(collector.named("score attempt")) == up

@@ -23,6 +23,7 @@ from nimble_jobs.workloads.training.batches.epochs import Sampler
 from nimble_jobs.workloads.training.keep import checkpoint
 from nimble_jobs.workloads.training.keep.state import random_states, restore_random
 from tests.trainings import RECORDS, Attempt, digests, lay_out, metrics, spec_of
+from tests.waiting import until
 
 CPU = torch.device("cpu")
 
@@ -257,7 +258,9 @@ def test_only_the_last_ones_are_kept(folder: Path) -> None:
     spec = eager(folder, output="last/net", train__checkpoint={"every_steps": 1, "keep_last": 3}, train__epochs=6)
     seen: list[int] = []
 
-    def look(_: int) -> Stop:
+    def look(asked: int) -> Stop:
+        if asked == 20:
+            until(lambda: kept(spec))  # a thread writes them, for which steps do not wait
         seen.append(len(kept(spec)))
         return Stop.GO
 

@@ -27,6 +27,7 @@ from nimble_jobs.workloads.training.batches.feed import Feed, _part, lot_size
 from nimble_jobs.workloads.training.batches.intake import Intake
 from nimble_jobs.workloads.training.batches.lots import Checks, Draws, HostBatch, Lot, read
 from tests.augmented import changed
+from tests.waiting import PATIENCE_S
 
 HOST = Intake(torch.device("cpu"))
 
@@ -331,7 +332,7 @@ def test_a_segment_begins_before_the_one_before_it_ends() -> None:
         assert told.asked == [(0, 1), (0, 2)]
         next(lots)
         next(lots)  # two lots are left of five once the third was handed out
-        assert told.begun[1].wait(10)
+        assert told.begun[1].wait(PATIENCE_S)
         rest = [None if lot is None else lot.x[0].tolist() for lot in lots]
     assert rest == [[0, 5], None, [1, 1], [1, 2], None, [2, 1], [2, 2], [2, 3], [2, 4], None]
     assert sorted(told.closed) == [0, 1, 2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -31,6 +30,7 @@ from nimble_jobs.workloads.training.batches.intake import Intake
 from nimble_jobs.workloads.training.batches.lots import Draws, read
 from tests.photographs import jpeg, photographs
 from tests.trainings import Attempt, digests, lay_out, spec_of
+from tests.waiting import until
 
 CLASSES = 4
 CROPS = {"scale": (0.2, 1.0), "ratio": (0.75, 1.3333)}
@@ -262,10 +262,7 @@ def test_cancelled_while_processes_decode(pictures: Path, monkeypatch: pytest.Mo
         outcome = Attempt(job(pictures, "out/net"), stop=stop, decoders=own).run()
         assert outcome.stop is Stop.CANCEL
     assert pids
-    until = time.monotonic() + 30
-    while any("Z (" not in status(pid) for pid in pids):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: all("Z (" in status(pid) for pid in pids))
     assert not [t.name for t in set(threading.enumerate()) - before if t.name.startswith("nimble-")]
 
 

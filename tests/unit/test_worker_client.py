@@ -18,6 +18,7 @@ from nimble_jobs.settings import read_settings
 from nimble_jobs.spec import load
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from tests.waiting import PATIENCE_S
 
 SPEC = """
 version: 1
@@ -109,7 +110,7 @@ def test_a_detached_worker(home: Path, store: Store) -> None:
         session = Path(f"/proc/{info.pid}/stat").read_text().rpartition(")")[2].split()[3]
         assert int(session) == info.pid
     finally:
-        (stopped,) = client.stop_workers(home=home, timeout_s=30)
+        (stopped,) = client.stop_workers(home=home, timeout_s=PATIENCE_S)
     assert stopped.id == info.id
     assert client.live_workers(home=home) == []
 

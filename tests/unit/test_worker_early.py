@@ -17,6 +17,7 @@ from nimble_jobs.cli import main as cli
 from nimble_jobs.spec import JobSpec, loads
 from nimble_jobs.worker import early
 from nimble_jobs.worker.early import Early
+from tests.waiting import PATIENCE_S
 
 SPEC = """\
 version: 1
@@ -93,7 +94,7 @@ def test_a_gpu_that_starts_slowly_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     started, over = threading.Event(), threading.Event()
     monkeypatch.setattr(early, "_driver", Driver)
     monkeypatch.setattr(
-        "nimble_jobs.engine.device.load_libraries", lambda _index: over.set() if started.wait(60) else None
+        "nimble_jobs.engine.device.load_libraries", lambda _index: over.set() if started.wait(PATIENCE_S) else None
     )
     begun = Early(spec("auto"))
     begun.join()

@@ -30,6 +30,7 @@ from nimble_jobs.worker.executor import Station, real_station
 from nimble_jobs.worker.foreground import run_inline
 from tests import prefork
 from tests.store_samples import queued
+from tests.waiting import PATIENCE_S
 
 CPU = torch.device("cpu")
 SHARDS, SHARD = 6, 4
@@ -243,14 +244,14 @@ def test_a_builder_ends_with_its_parent(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(60) == 1
+    assert process.wait(PATIENCE_S) == 1
 
 
 def test_a_builder_that_is_set_up_otherwise_builds_nothing(tmp_path: Path) -> None:
     """Its schedule would be another key's; it says so and fails."""
     order = order_for(tmp_path, "return torch.nn.Linear(3, 2)") | {"batch_size": 3}
     process = builder(order)
-    assert process.wait(120) == 1
+    assert process.wait(PATIENCE_S) == 1
     assert process.stdin is not None
     process.stdin.close()
     with open_store(Path(order["home"])) as store:
@@ -267,7 +268,7 @@ def test_a_builder_says_why_there_is_no_schedule(tmp_path: Path) -> None:
         store.wanted.missed(miss, now=1.0)
         assert store.wanted.take("w", "d", alive=lambda _: True, now=1.0) is not None
         process = builder(order)
-        assert process.wait(120) == 1
+        assert process.wait(PATIENCE_S) == 1
         assert process.stdin is not None
         process.stdin.close()
         store.wanted.failed(order["key"], "see elsewhere", now=2.0)
