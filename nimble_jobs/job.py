@@ -180,6 +180,7 @@ class Member:
     records_done: int  # in shards that it finished first
     failures: int  # how often it died or failed
     error: str | None  # of the last failure
+    software: dict[str, str] = field(default_factory=dict)  # and device, which decide over its numbers
 
 
 @dataclass(frozen=True, kw_only=True)

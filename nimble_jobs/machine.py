@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
+from nimble_jobs.version import __version__
+
 NVIDIA = Path("/proc/driver/nvidia")
+
+# Versions, and what else decides over the bytes of an output, by name. Members of a job must have equal ones.
+Software = Mapping[str, str]
+
+_DECIDE = ("numpy", "pyarrow", "pillow", "cykooz-resizer", "tokenizers")  # and torch, which says more about itself
 
 _Stamp = tuple[int, int, int]
 _known: dict[str, tuple[str, dict[Path, _Stamp]]] = {}  # versions by package, and the files that would tell of another
@@ -44,6 +53,23 @@ def package_version(package: str) -> str:
         return installed_version(package)
     except metadata.PackageNotFoundError:
         return "not installed"
+
+
+def host_software() -> dict[str, str]:
+    """The software that reads records, prepares them and writes outputs."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"nimble-jobs": __version__, "python": python} | {name: package_version(name) for name in _DECIDE}
+
+
+def misfit(found: Software, expected: Software) -> str | None:
+    """In words, how `found` differs from what is `expected`; None if it does not."""
+    names = [*expected, *(name for name in found if name not in expected)]
+    wrong = [
+        f"{name} {found.get(name, 'unknown')}, expected {expected.get(name, 'unknown')}"
+        for name in names
+        if found.get(name) != expected.get(name)
+    ]
+    return "; ".join(wrong) or None
 
 
 def driver_version() -> str | None:

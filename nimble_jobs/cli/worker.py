@@ -193,6 +193,8 @@ def ls(
             output.note(row["health_words"])
         for duty, reason in row["failing"].items():
             output.note(f"worker {row['id']}: {duty} failed and will be retried: {reason}")
+        for job, reason in row["apart"].items():
+            output.note(f"worker {row['id']}: does not join job {job}: {reason}")
     if problem is not None:
         output.note(f"config.yaml is not valid; workers keep the previous values:\n{problem}")
     empty = f"no worker is running; {waits.START}"

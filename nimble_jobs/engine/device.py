@@ -130,6 +130,11 @@ def facts(device: torch.device) -> dict[str, str]:
     }
 
 
+def numerics(device: torch.device) -> dict[str, str]:
+    """The `facts` that decide over numbers: a driver, or more memory, changes no kernel."""
+    return {name: fact for name, fact in facts(device).items() if name not in ("driver", "device.memory_gib")}
+
+
 def precision(device: torch.device) -> dict[str, str]:
     """The process's switches that decide which algorithms may run and how precisely they compute.
 

@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Self
 
+from nimble_jobs.machine import misfit
 from nimble_jobs.version import __version__
 
 EXTRA = "pip install 'nimble-jobs[ray]'"
@@ -32,9 +33,7 @@ class Versions:
 
     def difference(self, other: Versions) -> str | None:
         """What is another version in `other`, in words; None if nothing is."""
-        mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
-        wrong = [f"{name} {theirs[name]}, expected {mine[name]}" for name in mine if theirs[name] != mine[name]]
-        return "; ".join(wrong) or None
+        return misfit(dataclasses.asdict(other), expected=dataclasses.asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,9 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import FencedOut
 from nimble_jobs.job import Job, ShardClaim
+from nimble_jobs.machine import Software, misfit
 from nimble_jobs.store.changes import AS_IT_IS, changed
-from nimble_jobs.store.records import load_object
+from nimble_jobs.store.records import dump, load_object
 from nimble_jobs.store.shard_tables import MemberRow, ShardRow
 from nimble_jobs.store.tables import JobRow
 from nimble_jobs.store.transitions import owns, record_event
@@ -125,14 +126,25 @@ def hopeless(session: Session, row: JobRow) -> bool:
     return failures > (session.scalar(select(func.count()).select_from(enough)) or 0)
 
 
-def enter(session: Session, job: str, attempt: int, worker: str, device: str, now: float) -> None:
-    """The worker becomes a member, perhaps again."""
-    row = session.get(MemberRow, (job, attempt, worker))
+def enter(session: Session, job: Job, device: str, software: Software, now: float) -> None:
+    """The job's worker becomes a member, perhaps again."""
+    row = session.get(MemberRow, (job.id, job.attempt, str(job.worker)))
     if row is None:
-        row = MemberRow(job=job, attempt=attempt, worker=worker, records_done=0, failures=0)
+        row = MemberRow(job=job.id, attempt=job.attempt, worker=str(job.worker), records_done=0, failures=0)
         session.add(row)
     row.device, row.joined_at, row.moved_at, row.left_at, row.phase = device, now, now, None, None
+    row.software = dump(dict(software))
     session.flush()
+
+
+def note_change(session: Session, job: Job, software: Software, now: float) -> None:
+    """The job goes on from finished shards: an event says so if an earlier attempt made them with other software."""
+    before = select(MemberRow.software).where(MemberRow.job == job.id, MemberRow.attempt < job.attempt)
+    last = session.scalar(before.order_by(MemberRow.attempt.desc(), MemberRow.joined_at).limit(1))
+    different = misfit(load_object(last), expected=software) if last is not None else None
+    if different is not None:
+        text = f"goes on from shards that an earlier attempt finished with other versions: {different}"
+        record_event(session, "member", text, now=now, job=job.id, attempt=job.attempt)
 
 
 def me(job: Job) -> tuple[ColumnElement[bool], ...]:

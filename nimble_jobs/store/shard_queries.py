@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Select, func, or_, select
+from sqlalchemy import ScalarSelect, Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import InFlight, Job, JobState, Member, ShardClaim, ShardCounts
 from nimble_jobs.store.database import Database
+from nimble_jobs.store.records import load_object
 from nimble_jobs.store.shard_tables import MemberRow, ShardRow
 from nimble_jobs.store.tables import JobRow
 
@@ -92,6 +93,12 @@ class ShardQueries:
         return self._db.read(lambda session: dict(session.execute(query).all()))
 
 
+def software_of_job() -> ScalarSelect[str]:
+    """What the members of a job's attempt run on, by the first of them: the others have joined it."""
+    first = select(MemberRow.software).where(MemberRow.job == JobRow.id, MemberRow.attempt == JobRow.attempt)
+    return first.order_by(MemberRow.joined_at, MemberRow.worker).limit(1).scalar_subquery()
+
+
 def wanting(worker: str, device: str) -> Select[Any]:
     """The first running job that this worker may join."""
     of_job = (MemberRow.job == JobRow.id, MemberRow.attempt == JobRow.attempt)
@@ -133,4 +140,5 @@ def _member(row: MemberRow) -> Member:
         records_done=row.records_done,
         failures=row.failures,
         error=row.error,
+        software=load_object(row.software),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, String
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, String, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from nimble_jobs.store.tables import Base
@@ -44,3 +44,6 @@ class MemberRow(Base):
     records_done: Mapped[int] = mapped_column(BigInteger, default=0)  # in shards that it finished first
     failures: Mapped[int] = mapped_column(Integer, default=0)  # how often it died or failed
     error: Mapped[str | None] = mapped_column(Words)
+    software: Mapped[str] = mapped_column(
+        Text, default="{}", server_default="{}"
+    )  # JSON object: see `machine.Software`

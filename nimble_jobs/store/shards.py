@@ -17,9 +17,10 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import FencedOut
 from nimble_jobs.job import Job, JobState, ShardClaim
+from nimble_jobs.machine import Software, misfit
 from nimble_jobs.plural import count
 from nimble_jobs.store.changes import AS_IT_IS, changed
-from nimble_jobs.store.records import job_record
+from nimble_jobs.store.records import job_record, load_object
 from nimble_jobs.store.shard_changes import (
     active,
     drop_from,
@@ -30,18 +31,20 @@ from nimble_jobs.store.shard_changes import (
     hopeless,
     is_active,
     me,
+    note_change,
     release,
     reset,
     take,
     tolerated,
 )
-from nimble_jobs.store.shard_queries import ShardQueries, wanting
+from nimble_jobs.store.shard_queries import ShardQueries, software_of_job, wanting
 from nimble_jobs.store.shard_tables import MemberRow, ShardRow
 from nimble_jobs.store.tables import JobRow
 from nimble_jobs.store.transitions import End, held, leave_running, record_event
 
 _AHEAD = 4  # a claim takes this share of what each member has left on average, so that none holds many at the end
 _MOST = 32  # shards in a claim
+_UNKNOWN: Software = {}
 _AT_ONCE = 5000  # shards that one transaction opens; other writers wait meanwhile
 
 
@@ -66,10 +69,18 @@ class Shards(ShardQueries):
     """
 
     def open(
-        self, job: Job, device: str, bounds: Sequence[tuple[int, int]], done: Collection[int], *, bad: int, now: float
+        self,
+        job: Job,
+        device: str,
+        bounds: Sequence[tuple[int, int]],
+        done: Collection[int],
+        *,
+        bad: int,
+        now: float,
+        software: Software = _UNKNOWN,
     ) -> None:
         """The leading member opens the shards that are not `done`, so that others may join. `bounds`: where each shard
-        begins and ends; `bad`: bad records in those done. Raises FencedOut.
+        begins and ends; `bad`: bad records in those done; `software`: what it runs on. Raises FencedOut.
 
         Rows are written in many transactions, so that other jobs go on meanwhile. The last one lets others join.
         """
@@ -88,38 +99,48 @@ class Shards(ShardQueries):
                 "records_total": bounds[-1][1] if bounds else 0,
             }
             changed(session, update(JobRow).where(JobRow.id == job.id).values(**counts))
-            enter(session, job.id, job.attempt, str(job.worker), device, now)
+            enter(session, job, device, software, now)
+            if done:
+                note_change(session, job, software, now)
 
         self._db.write(work)
 
     def join(
-        self, worker: str, device: str, now: float, *, sees: Callable[[Job], bool] = lambda _job: True
+        self,
+        worker: str,
+        device: str,
+        now: float,
+        *,
+        software: Software = _UNKNOWN,
+        may: Callable[[Job, str | None], bool] = lambda _job, misfit: misfit is None,
     ) -> Job | None:
         """Become a member of a running job that wants more devices of this kind and has open shards, or None.
 
-        The record's worker is this one, and `joined` is set. Jobs whose output this worker does not see are left to
-        others.
+        The record's worker is this one, and `joined` is set. `may` gets the job, and how this worker's `software`
+        differs from what its other members run on. Jobs for which it is false are left to others.
         """
         query = wanting(worker, device)
         while True:  # read first, so that an idle worker does not take the write lock
-            of_job = select(JobRow).where(JobRow.id == query.scalar_subquery())
-            row = self._db.read(lambda session, of_job=of_job: session.scalar(of_job))  # type: ignore[misc]
-            if row is None:
+            of_job = select(JobRow, software_of_job()).where(JobRow.id == query.scalar_subquery())
+            found = self._db.read(lambda session, of_job=of_job: session.execute(of_job).one_or_none())  # type: ignore[misc]
+            if found is None:
                 return None
-            if sees(job_record(row)):
+            row, theirs = found
+            if may(job_record(row), misfit(software, expected=load_object(theirs))):
                 break
             query = query.where(JobRow.id != row.id)
-        query = query.where(JobRow.id == row.id)
+        query = query.where(JobRow.id == row.id, JobRow.attempt == row.attempt)  # `may` was asked about this attempt
 
         def work(session: Session) -> Job | None:
             found = session.scalar(query)
             row = session.scalar(select(JobRow).where(JobRow.id == found).with_for_update())
             if row is None or row.state != JobState.RUNNING.value:
                 return None
-            enter(session, row.id, row.attempt, worker, device, now)
+            job = replace(job_record(row), worker=worker, joined=True)
+            enter(session, job, device, software, now)
             text = f"{device} (worker {worker}) joins"
             record_event(session, "member", text, now=now, job=row.id, attempt=row.attempt)
-            return replace(job_record(row), worker=worker, joined=True)
+            return job
 
         return self._db.write(work)
 

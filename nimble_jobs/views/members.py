@@ -39,6 +39,7 @@ def rows(job: Job, members: Sequence[Member]) -> list[Row]:
             "left_at": figures.iso(member.left_at),
             "failures": member.failures,
             "error": member.error,
+            "software": member.software,
         }
         for member in members
     ]

@@ -62,6 +62,8 @@ def _row(worker: WorkerInfo, job: Job | None, health: Health, order: Order, now:
         "progress_s": _rounded(health.progress_s),
         "stall_s": worker.info.get("stall_s"),
         "failing": worker.info.get("failing") or {},
+        "software": worker.info.get("software") or {},
+        "apart": worker.info.get("apart") or {},
         "started_at": figures.iso(worker.started_at),
         "up_s": round(now - worker.started_at, 3),
     }

@@ -40,7 +40,8 @@ class Charge:
         self._busy = False  # the last look gave a job, so another one is likely
         self.running: Running | None = None
         self.owed = Owed()
-        self._unseen: set[tuple[str, int]] = set()  # attempts of jobs whose output this machine does not see
+        self._told: set[tuple[str, int]] = set()  # attempts of jobs with an event about why this worker stays apart
+        self.apart: dict[str, str] = {}  # by job, why this worker does not join it
 
     @property
     def job(self) -> Job | None:
@@ -51,7 +52,9 @@ class Charge:
         """Claim a job and hand it to the child. False if there is none for it."""
         assert child.device is not None
         # A job that runs already and wants more devices comes first: it was claimed before whatever waits.
-        job = self._store.shards.join(self._worker, child.device, time.time(), sees=self._sees)
+        self.apart = {}
+        mine = child.software
+        job = self._store.shards.join(self._worker, child.device, time.time(), software=mine, may=self._may)
         if job is None:
             job = self._store.jobs.claim(self._worker, device=child.device, now=time.time(), expected=self._busy)
         self._busy = job is not None
@@ -65,17 +68,25 @@ class Charge:
         child.run(job)
         return True
 
-    def _sees(self, job: Job) -> bool:
-        """Whether this machine has the folder in which the job's members stage its output. An event says so if not."""
+    def _may(self, job: Job, misfit: str | None) -> bool:
+        """Whether this worker can work on a job beside others. If not, an event says why, and so does `apart`.
+
+        It needs what they run on, and the folder in which they stage the output. `misfit`: what it runs on instead.
+        """
         path = output_of(job) if self._store.is_shared else None
-        if path is None or (staging_root(path, job.id) / f"attempt-{job.attempt}").is_dir():
-            return True
-        if (job.id, job.attempt) not in self._unseen:
-            self._unseen.add((job.id, job.attempt))
-            text = (
-                f"worker {self._worker} on {socket.gethostname()} does not join: {path.parent} is not the folder there "
-                "that the job's other devices write to; expected an output.path that all machines share"
+        if misfit is not None:
+            why = f"{misfit}, as on the job's other devices"
+        elif path is not None and not (staging_root(path, job.id) / f"attempt-{job.attempt}").is_dir():
+            why = (
+                f"{path.parent} is not the folder there that the job's other devices write to; expected an output.path "
+                "that all machines share"
             )
+        else:
+            return True
+        self.apart[job.id] = why
+        if (job.id, job.attempt) not in self._told:
+            self._told.add((job.id, job.attempt))
+            text = f"worker {self._worker} on {socket.gethostname()} does not join: {why}"
             self._store.jobs.event_soon("member", text, job.id, job.attempt, {}, now=time.time())
         return False
 

@@ -73,7 +73,7 @@ def main(
     except NimbleError as error:
         _tell(link, Refused(message=str(error), exit_code=error.exit_code))
         return
-    _tell(link, Ready(device=station.device))
+    _tell(link, Ready(device=station.device, software=dict(station.software)))
     moved = Stamps(stamps)
     idle = Idle(station, worker)
     while job := inbox.next_job(idle):

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from nimble_jobs import moves
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import DataError, FencedOut, NimbleError, OutOfMemory, foreseen
 from nimble_jobs.job import Job, JobState
+from nimble_jobs.machine import Software, host_software
 from nimble_jobs.patience import Patience
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store import Membership, Store
@@ -51,6 +52,7 @@ class Station:
     builders: Builders | None = None  # for progressive jobs; without it they build first
     described: str = ""  # the device's name, as in schedules
     decoders: Decoders | None = None  # processes that decode pictures; without them threads do
+    software: Software = field(default_factory=dict)  # what decides over the numbers that it computes
     memory_bytes: int | None = None  # the user's limit, if set: no schedule that needs more is built
 
     def close(self) -> None:
@@ -125,7 +127,7 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
     """
     from nimble_jobs import workloads
     from nimble_jobs.decoding.pool import Decoders
-    from nimble_jobs.engine.device import describe, memory_bytes, resolve
+    from nimble_jobs.engine.device import describe, memory_bytes, numerics, resolve
     from nimble_jobs.planner import Builders
 
     found = resolve(device)
@@ -142,6 +144,7 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
         builders=Builders(store.home),
         described=describe(found),
         decoders=Decoders(),
+        software=host_software() | numerics(found),
         memory_bytes=gpu_memory_bytes,
     )
 
@@ -191,6 +194,7 @@ def _run(job: Job, station: Station, pulse: Pulse, patience: Patience, membershi
         memory_bytes=station.memory_bytes,
         patience=patience,
         membership=membership,
+        software=station.software,
     )
     try:
         # a model's prints must not mix with what commands print

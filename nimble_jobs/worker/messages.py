@@ -15,6 +15,7 @@ class Ready:
     """From the child: it can run jobs on this device."""
 
     device: str  # cpu | cuda:N
+    software: dict[str, str]  # what decides over the numbers that it computes
 
 
 @dataclass(frozen=True, kw_only=True)

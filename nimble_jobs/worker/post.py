@@ -173,12 +173,12 @@ class Post:
         dead = not self.child.alive
         for message in self.child.messages():
             match message:
-                case Ready(device=device):
-                    self.child.device = device
+                case Ready(device=device, software=software):
+                    self.child.device, self.child.software = device, software
                     self.seat.ready()
                     self.was_ready = True
                     self.idle_since = time.monotonic()
-                    self.beat(device=device, status="ready")
+                    self.beat(device=device, status="ready", software=software)
                     log.info("ready on %s", device)
                 case Refused(message=text, exit_code=code):
                     raise UsageError(text) if code == UsageError.exit_code else NimbleError(text)
@@ -233,6 +233,7 @@ class Post:
                 database=self._store.database_file,
                 job=running and running.job.id,
                 failing=self._failing(),
+                apart=self.charge.apart,
                 wanted=self.heed.wanted,
                 restarts=self.heed.restarted,
                 moved_at=running and running.moved_at,

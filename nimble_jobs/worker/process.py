@@ -48,6 +48,7 @@ class Child:
         self.started_at = time.monotonic()
         self.leaving_since: float | None = None  # it will end by itself after its job
         self.device: str | None = None  # known once it is ready
+        self.software: dict[str, str] = {}
         self.draining = False
         self._process = context.Process(
             target=target,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nimble_jobs.job import Job
+from nimble_jobs.machine import Software
 from nimble_jobs.patience import NONE, Patience
 from nimble_jobs.planner import Builders, Residents
 from nimble_jobs.seen import Scored
@@ -51,6 +52,7 @@ class JobContext:
     patience: Patience = NONE  # for writes to the output's disk; raises Stopped if the job is to end
     decoders: Decoders | None = None  # processes that decode pictures for one job after another; None: threads decode
     builders: Builders | None = None  # build schedules beside jobs; None: each job builds its own
+    software: Software = field(default_factory=dict)  # of the worker: see `machine`
     membership: Membership | None = None  # if other workers may work on the job too
     memory_bytes: int | None = None  # the worker's --gpu-memory; None: not set
 

@@ -74,7 +74,9 @@ class Part:
             done = frozenset(n for n, window in enumerate(self._windows) if done.issuperset(window.shards))
             bad = sum(len(staging.done[shard].bad) for n in done for shard in self._windows[n].shards)
         self._patiently(
-            lambda now: self._context.store.shards.open(self._job, self._context.device, shards, done, bad=bad, now=now)
+            lambda now: self._context.store.shards.open(
+                self._job, self._context.device, shards, done, bad=bad, now=now, software=self._context.software
+            )
         )
 
     def turns(self) -> Iterator[tuple[Sequence[ShardClaim], int]]:
