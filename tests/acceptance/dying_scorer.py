@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from sqlalchemy import Engine, event
 
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.worker.pulse import Pulse
 from tests.inbox import Inbox
 
 _LASTING = ("fsync", "rename", "replace", "link", "unlink", "rmdir")
@@ -26,14 +28,16 @@ class Steps:
 
     def __init__(self, last: int) -> None:
         self.count, self._last = 0, last
+        self._lock = threading.Lock()
 
     def before(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The same function; it is not called any more once it is this step's turn."""
 
         def counted(*args: Any, **named: Any) -> Any:
-            self.count += 1
-            if self.count == self._last:
-                os.kill(os.getpid(), signal.SIGKILL)
+            with self._lock:
+                self.count += 1
+                if self.count == self._last:
+                    os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **named)
 
         return counted
@@ -42,6 +46,8 @@ class Steps:
 def main() -> None:
     """Claim, score, end the job."""
     base, last = Path(sys.argv[1]), int(sys.argv[2])
+    # How often progress is written on the way depends on the machine.
+    Pulse.__init__.__kwdefaults__["interval_s"] = 3600.0
     with open_store(resolve(str(base / "home"))) as store:
         inbox = Inbox(store, base)
         steps = Steps(last)

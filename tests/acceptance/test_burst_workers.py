@@ -42,11 +42,17 @@ output: {path: out, format: npy, fields: [id, logits], shard_size: 8}
 """
 MODEL = """
 import time
+from pathlib import Path
 import torch
+
+HERE = Path(__file__).parent
 
 class Slow(torch.nn.Module):
     def forward(self, x):
-        time.sleep(SECONDS)
+        while x[0, 0] >= 160 and (HERE / "held").exists():
+            time.sleep(0.01)
+        if (HERE / "slow").exists():
+            time.sleep(1.0)
         return x * 2
 
 def small():
@@ -60,10 +66,12 @@ def environment(**more: str) -> dict[str, str]:
     return ours | {"OMP_WAIT_POLICY": "passive"} | more
 
 
-def lay_out(folder: Path, seconds: float) -> Path:
-    """A spec of ten shards whose batches take so long."""
+def lay_out(folder: Path) -> Path:
+    """A spec of ten shards. The model does not begin the sixth one as long as there is a file `held`; with a file
+    `slow`, each takes a second.
+    """
     np.save(folder / "x.npy", np.arange(320, dtype=np.float32).reshape(80, 4))
-    (folder / "model.py").write_text(MODEL.replace("SECONDS", str(seconds)))
+    (folder / "model.py").write_text(MODEL)
     (folder / "spec.yaml").write_text(SPEC)
     return folder / "spec.yaml"
 
@@ -83,7 +91,7 @@ def batch_job(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     for process in started:
         if process.poll() is None:
             process.terminate()
-            process.wait(timeout=60)
+            process.wait(timeout=PATIENCE_S)
     print((tmp_path / "log").read_text())  # seen where a test fails
 
 
@@ -109,17 +117,25 @@ def sbatch(
         )
 
 
-def submitted(store: Store, folder: Path, seconds: float) -> Job:
-    return client.submit(lay_out(folder, seconds), store=store, allow_python=[folder])
+def submitted(store: Store, folder: Path, *, held: bool = False) -> Job:
+    if held:
+        (folder / "held").touch()
+    return client.submit(lay_out(folder), store=store, allow_python=[folder])
+
+
+def go_on_slowly(folder: Path) -> None:
+    """A job that was held is not at its end before its worker knows that it is to stop."""
+    (folder / "slow").touch()
+    (folder / "held").unlink()
 
 
 def test_a_slurm_task_scores_a_job_and_ends(
     store: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, batch_job: list[subprocess.Popen[str]]
 ) -> None:
     """It takes the queued job, and exits with 0 once there was no work for a while."""
-    job = submitted(store, tmp_path, 0.0)
+    job = submitted(store, tmp_path)
     batch_job.append(sbatch(store, capsys, tmp_path, "--max-idle", "1s"))
-    assert batch_job[0].wait(timeout=120) == 0
+    assert batch_job[0].wait(timeout=PATIENCE_S) == 0
     assert store.jobs.get(job.id).state is JobState.SUCCEEDED
     assert "idle for 1 s" in (tmp_path / "log").read_text()
     check(tmp_path)
@@ -129,16 +145,18 @@ def test_slurms_signal_reaches_the_worker(
     store: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, batch_job: list[subprocess.Popen[str]]
 ) -> None:
     """`--signal=B:TERM` goes to the batch shell alone. The job is queued, the task ends with 0, the next goes on."""
-    job = submitted(store, tmp_path, 0.3)
+    job = submitted(store, tmp_path, held=True)
     batch_job.append(sbatch(store, capsys, tmp_path))
-    until(lambda: (store.jobs.get(job.id).records_done or 0) >= 16, timeout_s=120)
+    until(lambda: (store.jobs.get(job.id).records_done or 0) >= 16)
     os.kill(batch_job[0].pid, signal.SIGTERM)
-    assert batch_job[0].wait(timeout=60) == 0
+    go_on_slowly(tmp_path)
+    assert batch_job[0].wait(timeout=PATIENCE_S) == 0
+    (tmp_path / "slow").unlink()
     after = store.jobs.get(job.id)
     assert after.state is JobState.QUEUED
     assert [attempt.outcome for attempt in store.jobs.attempts(job.id)] == ["requeued"]
     batch_job.append(sbatch(store, capsys, tmp_path, "--max-idle", "1s"))
-    assert batch_job[1].wait(timeout=120) == 0
+    assert batch_job[1].wait(timeout=PATIENCE_S) == 0
     assert [attempt.outcome for attempt in store.jobs.attempts(job.id)] == ["requeued", "succeeded"]
     check(tmp_path)
 
@@ -162,10 +180,10 @@ def test_a_pod_scores_a_job_and_ends(
     monkeypatch.setenv("NIMBLE_JOBS_DB", database)
     Path(folder).mkdir()
     with open_store(resolve(str(tmp_path / "submitted"))) as store:
-        job = submitted(store, tmp_path, 0.0)
+        job = submitted(store, tmp_path)
         words = [COMMAND if word == "nimble-jobs" else word for word in container["command"]]
         done = prefork.run(
-            [sys.executable, *words], env=environment(**variables), capture_output=True, text=True, timeout=120
+            [sys.executable, *words], env=environment(**variables), capture_output=True, text=True, timeout=PATIENCE_S
         )
         assert (done.returncode, done.stdout) == (0, "")
         assert store.jobs.get(job.id).state is JobState.SUCCEEDED
@@ -186,14 +204,19 @@ def test_tasks_on_two_nodes_share_one_queue(
         jobs = []
         for name in ("a", "b"):
             (tmp_path / name).mkdir()
-            jobs.append(submitted(store, tmp_path / name, 0.3))
+            jobs.append(submitted(store, tmp_path / name, held=True))
         for node in ("node-1", "node-2"):
             given = ["--node-home", str(tmp_path / node), "--max-idle", "3s"]
             batch_job.append(sbatch(store, capsys, tmp_path, *given, NIMBLE_JOBS_DB=database))
-        until(lambda: all((store.jobs.get(job.id).records_done or 0) >= 16 for job in jobs), timeout_s=120)
+        until(lambda: all((store.jobs.get(job.id).records_done or 0) >= 16 for job in jobs))
         assert len({row.pid for row in store.workers.live("worker")}) == 2
         batch_job[0].send_signal(signal.SIGTERM)
-        assert [process.wait(timeout=120) for process in batch_job] == [0, 0]
+        for name in ("a", "b"):
+            go_on_slowly(tmp_path / name)
+        assert batch_job[0].wait(timeout=PATIENCE_S) == 0
+        for name in ("a", "b"):
+            (tmp_path / name / "slow").unlink()
+        assert batch_job[1].wait(timeout=PATIENCE_S) == 0
         assert [store.jobs.get(job.id).state for job in jobs] == [JobState.SUCCEEDED] * 2
         outcomes = [[attempt.outcome for attempt in store.jobs.attempts(job.id)] for job in jobs]
         assert sorted(outcomes) == [["requeued", "succeeded"], ["succeeded"]]

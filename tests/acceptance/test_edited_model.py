@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from nimble_jobs import client
 from nimble_jobs.job import JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
+from tests import prefork
+from tests.waiting import PATIENCE_S
 
 MODEL = """
 import torch
@@ -47,13 +48,13 @@ def test_a_worker_runs_what_the_files_say(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "net.yaml").write_text(SPEC)
     np.save(tmp_path / "x.npy", np.ones((8, 3), np.float32))
-    here = {"PYTHONPATH": f"{helper.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "nimble_jobs.worker", "--device", "cpu", "--home"]
     with open_store(resolve(str(tmp_path / "home"))) as store:
 
         def outcomes() -> list[str | None]:
             job = client.submit(tmp_path / "net.yaml", store=store, allow_python=[tmp_path])
-            (done,) = client.wait([job.id], store=store, timeout_s=120)
+            (done,) = client.wait([job.id], store=store, timeout_s=PATIENCE_S)
             assert done.state is JobState.SUCCEEDED, done.error
             found = np.concatenate([np.load(file) for file in sorted((tmp_path / "out").rglob("*logits*.npy"))])
             assert np.array_equal(found, np.full((8, 3), np.float32(factor)))
@@ -61,7 +62,9 @@ def test_a_worker_runs_what_the_files_say(tmp_path: Path) -> None:
 
         for lives in range(2):
             with (tmp_path / "log").open("a") as log:
-                worker = subprocess.Popen([*command, str(store.home)], env=os.environ | here, stderr=log, stdout=log)
+                worker = prefork.start(  # its folder is the first one on its import path
+                    [*command, str(store.home)], cwd=helper.parent, env=one_thread, stderr=log, stdout=log
+                )
             try:
                 found = []
                 for factor in (2.0, 2.0005, 2.001)[lives:]:

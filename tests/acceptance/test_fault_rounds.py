@@ -24,10 +24,14 @@ from nimble_jobs import client
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from tests import prefork
+from tests.seeds import seed
 from tests.trainings import MODEL, digests, lay_out
+from tests.waiting import PATIENCE_S
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_FAULT_ROUNDS"])
-SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
+SEED = seed()
+CLOCK_FROM = 7  # rounds: in so many, one moves the clock
 RETRY = "run: {retry: {max_attempts: 100, backoff: constant, initial: 50ms}}"
 SCORE = """
 version: 1
@@ -129,6 +133,8 @@ def test_fault_rounds(tmp_path: Path, disk: Path | None) -> None:
 
         def start() -> subprocess.Popen[bytes]:
             command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(store.home), "--device", "cpu"]
+            if ROUNDS < CLOCK_FROM:  # the clock stays as it is, so processes can be forked
+                return prefork.start(command, stderr=log, stdout=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
             return subprocess.Popen(command, stderr=log, stdout=log, env=environment(tmp_path))
 
         faults = Faults(store, tmp_path, disk, start)
@@ -139,7 +145,7 @@ def test_fault_rounds(tmp_path: Path, disk: Path | None) -> None:
             kinds = list(faults.kinds)
             for number in range(ROUNDS):
                 queue.feed()
-                until = time.monotonic() + 60
+                until = time.monotonic() + PATIENCE_S
                 while number % 4 and not queue.busy() and time.monotonic() < until:
                     time.sleep(0.01)
                 time.sleep(rng.uniform(0, 0.5))

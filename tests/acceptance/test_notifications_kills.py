@@ -26,10 +26,11 @@ from nimble_jobs.store.notices import NoticeState
 from tests import prefork
 from tests.configured import configure
 from tests.receiver import Message, receiving
+from tests.seeds import seed
 from tests.waiting import PATIENCE_S, until
 
 KILLS = 4 * int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
-SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
+SEED = seed()
 
 
 def begin(home: Path, what: str) -> Any:

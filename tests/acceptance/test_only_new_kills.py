@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import sys
-import time
 from itertools import chain
 from pathlib import Path
 
@@ -19,14 +18,16 @@ from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from tests import prefork
 from tests.inbox import Inbox
+from tests.seeds import seed
+from tests.waiting import PATIENCE_S
 
-AMONG = 1 if os.environ.get(prefork.COLD) else 12  # one of so many steps, by chance; with --all each one
+AMONG = 1 if os.environ.get(prefork.COLD) else 12  # one of so many steps; with --all each one
 
 
 def score_until(base: Path, step: int) -> int | None:
     """Score, with a SIGKILL before step number `step`. Returns how many steps there were, or None after the kill."""
     command = [sys.executable, dying_scorer.__file__, str(base), str(step)]
-    done = prefork.run(command, capture_output=True, text=True, timeout=120)
+    done = prefork.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     if done.returncode == -signal.SIGKILL:
         return None
     assert done.returncode == 0, done.stderr
@@ -77,7 +78,7 @@ def test_killed_before_each_step(tmp_path: Path) -> None:
     steps = score_until(whole, 0)
     assert steps is not None
     assert steps > 10
-    chosen = range(random.Random(time.time()).randrange(AMONG) + 1, steps + 1, AMONG)
+    chosen = range(random.Random(seed()).randrange(AMONG) + 1, steps + 1, AMONG)
     states = []
     for step in chosen:
         base = tmp_path / str(step)

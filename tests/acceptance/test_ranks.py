@@ -21,13 +21,26 @@ from tests import prefork
 from tests.trainings import digests, lay_out
 
 MODEL = """
-import torch
+import itertools
+import time
+from pathlib import Path
+
 from torch import nn
+
+GO = Path(__file__).with_name("go")
+CALLS = itertools.count(1)
+
+
+class Waits(nn.Module):
+    def forward(self, x):
+        while next(CALLS) > 60 and not GO.exists():
+            time.sleep(0.01)
+        return x
 
 
 def net():
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(4),
+        Waits(), nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.AvgPool2d(4),
         nn.Flatten(), nn.Dropout(0.2), nn.Linear(16, 4),
     )
 """
@@ -82,6 +95,7 @@ def test_a_rank_that_is_killed_ends_the_attempt_and_the_next_one_goes_on_exactly
             follower = follower_of(worker.pid)
             assert follower is not None
             follower.send_signal(signal.SIGKILL)
+            (tmp_path / "go").touch()
             done, undisturbed = client.wait([killed.id, whole.id], store=store, timeout_s=200)
             left = follower_of(worker.pid)
         finally:

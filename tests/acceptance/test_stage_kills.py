@@ -25,11 +25,12 @@ from nimble_jobs.job import JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from tests import prefork
+from tests.seeds import seed
 from tests.store_samples import queued
 from tests.waiting import until
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
-SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
+SEED = seed()
 PICTURES, BATCH, SHARD = 48, 4, 10
 MODEL = """\
 import torch

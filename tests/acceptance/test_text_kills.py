@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import random
 import signal
 import sys
@@ -20,13 +19,14 @@ from nimble_jobs.job import JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from tests import prefork
+from tests.seeds import seed
 from tests.store_samples import queued
 from tests.text_jobs import sentences, write_texts
 from tests.text_models import write_bert
 
 pytest.importorskip("transformers")
 
-SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
+SEED = seed()
 TEXTS, SHARD = 1500, 32
 STAGES = ("replay", "columns", "shards", "sheets", "publish")
 

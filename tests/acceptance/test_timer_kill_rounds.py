@@ -33,11 +33,12 @@ from nimble_jobs.store.tables import EventRow, JobRow
 from nimble_jobs.store.timer_tables import TickRow
 from nimble_jobs.timers.keep import rhythm_of
 from tests import prefork
+from tests.seeds import seed
 from tests.timers import HOUR, MINUTE, NOON, add, fire
 from tests.waiting import PATIENCE_S
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_TIMER_ROUNDS"])
-SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
+SEED = seed()
 TIMERS = 50
 STEPS = 2  # times that a round's clock shows
 JUMPS = {10 * MINUTE: 8, 20 * MINUTE: 4, HOUR: 2, 5 * HOUR: 1, -HOUR: 2}  # weights

@@ -26,11 +26,12 @@ from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from tests import prefork, zygote
+from tests.seeds import seed
 from tests.trainings import digests, lay_out
 from tests.waiting import PATIENCE_S
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
-SEED = int(os.environ.get("NIMBLE_JOBS_KILL_SEED", "0")) or random.randrange(1, 1 << 30)
+SEED = seed()
 MOMENTS = ("writing", "running", "publish", "any")  # when a round kills; they take turns
 VARIANTS = {
     "sgd": "optimizer: {name: sgd, lr: 0.02, momentum: 0.9}\n  checkpoint: {every_steps: 3, best: loss}",
@@ -162,7 +163,7 @@ def test_training_kill_rounds(tmp_path: Path) -> None:
         first = {variant: killed.submit(variant) for variant in VARIANTS}
         client.wait([job.id for job in first.values()], store=killed.store, timeout_s=300)
         expected = {variant: killed.output(job) for variant, job in first.items()}
-        for number in range(3 * ROUNDS):
+        for number in range(10 * ROUNDS):
             if number >= ROUNDS and killed.resumed():
                 break
             moment = MOMENTS[number % len(MOMENTS)]

@@ -207,7 +207,7 @@ def test_it_does_not_move_before_the_builder_has_ended(store: Store, tmp_path: P
 
 def test_a_process_builds_it(store: Store, tmp_path: Path) -> None:
     """A real one: what it stored under the job's key is what the job moves to, at its first boundary."""
-    builders = Patient(store.home)
+    builders = Patient(store.home, command=[*prefork.words(), "-m", "nimble_jobs.planner.jobs.builder"])
     job = run(store, tmp_path, builders)
     assert job.schedule["progress"] == "moved"
     assert "before record 0" in events(store, job)[1]
