@@ -138,7 +138,7 @@ def test_a_restored_folder(store: Store, start: Start, tmp_path: Path) -> None:
     (done,) = ended(store, job)
     assert done.state is JobState.SUCCEEDED
     assert worker.poll() is None
-    (live,) = store.workers.live()
+    (live,) = until(store.workers.live)  # it may be between its old lock and the new one
     assert live.pid == worker.pid
     last = submit(store, tmp_path, name="last", do="batches")
     assert ended(store, last)[0].state is JobState.SUCCEEDED
