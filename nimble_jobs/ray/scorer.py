@@ -207,4 +207,6 @@ def _checked(batch: Mapping[str, np.ndarray], column: str) -> np.ndarray:
 
 
 def _numpy(tensor: torch.Tensor) -> np.ndarray:
-    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).cpu().numpy()
+    """A copy: in eager an output may be a view of an input, whose memory the next records take."""
+    dtype = torch.float32 if tensor.dtype is torch.bfloat16 else tensor.dtype
+    return tensor.to("cpu", dtype, copy=True).numpy()

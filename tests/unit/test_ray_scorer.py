@@ -154,6 +154,8 @@ def test_a_model_that_no_schedule_can_hold_runs_in_eager(tmp_path: Path, caplog:
         first = scorer({"x": np.ones((4, 2), np.float32)})["output"]
     scorer({"x": np.zeros((4, 2), np.float32)})
     np.testing.assert_array_equal(first, np.ones((4, 2), np.float32))
+    large = np.arange(12, dtype=np.float32).reshape(6, 2)  # cut in two calls of the model, which returns its input
+    np.testing.assert_array_equal(scorer({"x": large})["output"], large)
     assert scorer.fallback is not None
     assert f"in eager: {scorer.fallback}" in caplog.text
 
