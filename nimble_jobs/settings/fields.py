@@ -48,11 +48,15 @@ def _endpoint(text: str) -> str:
     return text
 
 
+# User and password may hold any character. All from the first : to the last @ counts as the password, unless a user and
+# a host come before it, or the slash of a path.
+_PASSWORD = re.compile(r"^(?!/|[^:@]*@(?:\[|[^:@]*(?::\d+)?/))([^:]*):.*@", re.DOTALL)
+
+
 def without_password(address: str) -> str:
     """A database's address without the password, in its place or among the options."""
     scheme, _, rest = address.partition("://")
-    # A password may hold any other character too; all up to the last @ is taken for it.
-    place, _, query = re.sub(r"^([^:/?@]*):.*@", r"\1@", rest).partition("?")
+    place, _, query = _PASSWORD.sub(r"\1@", rest).partition("?")
     options = "&".join(each for each in query.split("&") if each.partition("=")[0].lower() not in _SECRETS)
     return f"{scheme}://{place}" + (f"?{options}" if options else "")
 

@@ -212,8 +212,23 @@ def test_a_password_is_removed_whatever_it_holds(password: str) -> None:
     assert without_password(f"{address}?sslmode=require") == "postgresql+psycopg://user@host/name?sslmode=require"
 
 
+@pytest.mark.parametrize("user", ["user@corp", "us/er", "us?er"])
+def test_a_password_is_removed_whatever_the_user_is(user: str) -> None:
+    assert without_password(f"postgresql+psycopg://{user}:s3cret@host/name") == f"postgresql+psycopg://{user}@host/name"
+
+
 @pytest.mark.parametrize(
-    "rest", ["user@host:5432/name", "host/name?user=a%40b", "user@[::1]:5432/name", "/name", "@/n"]
+    "rest",
+    [
+        "user@host:5432/name",
+        "host/name?user=a%40b",
+        "user@[::1]:5432/name",
+        "/name",
+        "@/n",
+        "user@host:5432/name?application_name=a@b",
+        "user@host/name?options=a:b@c",
+        "//folder/a:b@c.db",
+    ],
 )
 def test_an_address_without_a_password_stays_as_it_is(rest: str) -> None:
     assert without_password(f"postgresql+psycopg://{rest}") == f"postgresql+psycopg://{rest}"
