@@ -205,11 +205,12 @@ class Part:
                 written[shard.index] = shard, digest
                 if len(written) < len(self._shards_of(index)):
                     return
-                whole = [one for _, one in sorted(self._written.pop(index).items())]
+                whole = [one for _, one in sorted(written.items())]
             found = tuple(record for one, _ in whole for record in one.bad)
             digest = hashlib.sha256("".join(one for _, one in whole).encode()).hexdigest()
         self._membership.drops([index])  # first, or the member might seem to have been overtaken by itself
         bad = self._context.store.shards.finish(self._job, index, digest, len(found), time.time())
+        self._written.pop(index, None)  # not before: if the store could not take it, the last shard comes again
         if found:
             enforce_threshold(self._context.spec.run, bad, self._total, found)
 

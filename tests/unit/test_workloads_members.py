@@ -12,11 +12,13 @@ import pytest
 
 from nimble_jobs import spec as specs
 from nimble_jobs.data import BadRecord, Staging, open_reader
-from nimble_jobs.errors import DataError, ShardsMissing
+from nimble_jobs.errors import DataError, ShardsMissing, StoreTrouble
 from nimble_jobs.job import Job
+from nimble_jobs.patience import Patience
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
+from nimble_jobs.workloads.cuts import Span
 from nimble_jobs.workloads.members import Part
 from tests.store_samples import NOW, queued
 
@@ -124,6 +126,26 @@ def test_what_a_member_finished_itself_has_not_overtaken_it(store: Store, lead: 
     for index in claimed:
         lead.staging.write_shard(index, columns(10))
         assert not membership.overtaken
+
+
+def test_a_window_is_finished_with_the_second_try_of_its_last_shard(store: Store, lead: Part) -> None:
+    """If the store cannot take it at first, what was scored is kept until it can."""
+    lead.claims_windows([Span(first=0, last=1, start=0, stop=20)])
+    lead.open(SHARDS, staging(lead))
+    store.shards.claim(lead._job, suspects=False)
+    finish, tries = store.shards.finish, list[int]()
+
+    def troubled(*given: Any) -> int:
+        tries.append(given[1])
+        if len(tries) == 1:
+            raise StoreTrouble("locked")
+        return finish(*given)
+
+    store.shards.finish = troubled  # type: ignore[method-assign]
+    lead.staging.write_shard(0, columns(10))
+    Patience().through(lambda: lead.staging.write_shard(1, columns(10)))
+    assert tries == [0, 0]
+    assert store.shards.unfinished(lead._job) == (False, False)
 
 
 def test_shards_that_are_finished_while_others_are_claimed(store: Store, lead: Part) -> None:
