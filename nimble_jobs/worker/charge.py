@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from os.path import isdir
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,8 @@ class Charge:
         path = output_of(job) if self._store.is_shared else None
         if misfit is not None:
             why = f"{misfit}, as on the job's other devices"
-        elif path is not None and not (staging_root(path, job.id) / f"attempt-{job.attempt}").is_dir():
+        # `is_dir` would raise if the system refuses to look.
+        elif path is not None and not isdir(staging_root(path, job.id) / f"attempt-{job.attempt}"):  # noqa: PTH112
             why = (
                 f"{path.parent} is not the folder there that the job's other devices write to; expected an output.path "
                 "that all machines share"

@@ -52,6 +52,7 @@ def test_a_worker_joins_what_it_sees(tmp_path: Path) -> None:
     An object store is seen from everywhere.
     """
     with postgres.schema() as url, open_store(resolve(str(tmp_path / "home")), url) as store:
+        begun(store, "unreadable", str(tmp_path / ("n" * 255)))  # the file system here refuses even to look
         elsewhere = begun(store, "elsewhere", str(tmp_path / "out"))
         child: Any = Child()
         assert not Charge(store, "b").take(child, 0.0)
@@ -71,7 +72,7 @@ def test_a_worker_joins_what_it_sees(tmp_path: Path) -> None:
         ]
         store.jobs.event("flush", "", now=time.time())  # with it goes what was to be written soon
         said = [event.message for event in store.jobs.events() if "does not join" in event.message]
-        assert len(said) == 2
+        assert len(said) == 4  # of each of both, once by each worker
         assert f"does not join: {tmp_path} is not the folder there that the job's other devices write to" in said[0]
 
 
