@@ -1,7 +1,8 @@
-"""Makes Arrow's arrays of columns.
+"""Makes Arrow's arrays of columns, and looks into them, without pandas.
 
 `pyarrow.array` is not used here, because it asks whether its input is pandas' and so imports pandas, if that is
 installed, and parts of numpy. That holds Python's lock for a third of a second, while the other stages of a job wait.
+So do plain Python values as arguments of `pyarrow.compute`, and conversions of truth values to numpy.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _MOST_BYTES = 2**31 - 1  # that the offsets of Arrow's strings reach
 
@@ -40,3 +42,10 @@ def texts(values: Sequence[str]) -> Any:
     offsets = np.zeros(len(values) + 1, dtype=np.int32)
     np.cumsum(np.fromiter(lengths, dtype=np.int32, count=len(values)), out=offsets[1:])
     return pa.Array.from_buffers(pa.string(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+
+
+def first_empty(column: pa.Array) -> int | None:
+    """The position of the first text that is null or empty; None if there is none."""
+    empty, true = texts([""])[0], numbers(np.array([True]))[0]
+    at: int = pc.index(pc.fill_null(pc.equal(column, empty), true), true).as_py()
+    return at if at >= 0 else None

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nimble_jobs.data import columns
+from nimble_jobs.data import arrow, columns
 from nimble_jobs.data.blocks import Block, Give, Kept, Layout, as_slice, keep_bytes
 from nimble_jobs.data.decoder import PIECE, ImageDecoder
 from nimble_jobs.data.ids import Ids, as_ids, no_id
@@ -235,9 +235,9 @@ def column_ids(column: pa.ChunkedArray, where: str, line: Callable[[int], str] |
         return as_ids(to_objects(column, where), len(column), where, line)
     first = 0
     for chunk in column.chunks:
-        missing = np.asarray(pc.fill_null(pc.equal(chunk, ""), True))
-        if missing.any():
-            raise no_id(first + int(missing.argmax()), where, line)
+        at = arrow.first_empty(chunk)
+        if at is not None:
+            raise no_id(first + at, where, line)
         first += len(chunk)
     return ColumnIds(column)
 

@@ -34,16 +34,43 @@ encode("parquet", columns)
 print([name for name in ("pandas", "numpy.ma") if name in sys.modules])
 """
 
+_READ_TEXTS = """
+import sys
+from nimble_jobs.data import open_reader
+from nimble_jobs.spec.model import FieldsSpec, InputSpec
+
+reader = open_reader(InputSpec(source=sys.argv[1], format="text", fields=FieldsSpec(x="body", id="id")))
+(texts,) = reader.texts([(0, 2)])
+assert (list(texts.values), reader.id(1)) == (["one", "two"], "b"), texts
+print("pandas" in sys.modules)
+"""
+
+
+def test_reading_texts_from_parquet_imports_no_pandas(tmp_path: Path) -> None:
+    """Neither texts nor ids need pandas, which takes almost a second of a short job."""
+    pq.write_table(pa.table({"id": ["a", "b"], "body": ["one", "two"]}), tmp_path / "texts.parquet")
+    assert said_with_pandas(tmp_path, _READ_TEXTS, str(tmp_path / "texts.parquet")) == "False"
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])
+def test_the_first_empty_text_is_found(kind: pa.DataType) -> None:
+    """A null counts as empty."""
+    for values, expected in (([], None), (["a", "b"], None), (["a", ""], 1), (["a", None, ""], 1), ([None], 0)):
+        assert arrow.first_empty(pa.array(values, type=kind)) == expected
+
 
 def test_writing_parquet_imports_no_pandas(tmp_path: Path) -> None:
     """A shard is written without pandas, even if it is installed: its import would hold up a running job."""
+    assert said_with_pandas(tmp_path, _WRITE_ALL_KINDS) == "[]"
+
+
+def said_with_pandas(tmp_path: Path, code: str, *args: str) -> str:
+    """What a process prints that could import pandas."""
     (tmp_path / "pandas").mkdir()
     (tmp_path / "pandas" / "__init__.py").write_text("__version__ = '3.0.0'\n")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    found = subprocess.run(
-        [sys.executable, "-c", _WRITE_ALL_KINDS], env=env, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "[]"
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int16", "int32", "int64", "float32", "float64", ">i4"])
