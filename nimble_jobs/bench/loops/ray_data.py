@@ -44,7 +44,7 @@ def score(task: Task) -> float:
     ray.shutdown()
     ray.init(num_cpus=task.workers, num_gpus=gpus, include_dashboard=False, log_to_driver=False)
     data = ray.data.read_binary_files(task.files, include_paths=True)
-    actor = {"num_gpus": gpus, "compute": ray.data.ActorPoolStrategy(size=1), "batch_size": task.batch_size}
+    actor = {"num_gpus": gpus, "num_cpus": 0, "compute": ray.data.ActorPoolStrategy(size=1)}  # with a CPU, it decodes
     data = data.map(decode, fn_kwargs={"side": task.side, "ready": ready})
-    data.map_batches(Predictor, fn_constructor_args=[task], **actor).write_parquet(task.out)
+    data.map_batches(Predictor, fn_constructor_args=[task], batch_size=task.batch_size, **actor).write_parquet(task.out)
     return time.time() - float(ready.read_text())
