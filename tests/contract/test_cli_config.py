@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 
 import pytest
@@ -208,6 +209,7 @@ class _Idle:
     """A child process that takes a job and does nothing."""
 
     device = "cpu"
+    software: Mapping[str, str] = MappingProxyType({})
 
     def moved(self) -> bool:
         return False
