@@ -25,6 +25,7 @@ from tests.store_samples import queued
 from tests.waiting import PATIENCE_S
 
 NOW = 1_800_000_000.0
+slow_whatever_the_database = pytest.mark.parametrize("url", [None], ids=["sqlite"])
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(resolve(str(tmp_path / "home"))) as store:
+def store(tmp_path: Path, url: str | None) -> Iterator[Store]:
+    with open_store(resolve(str(tmp_path / "home")), url) as store:
         yield store
 
 
@@ -212,6 +213,7 @@ def test_given_up(store: Store, receiver: Receiver) -> None:
     assert store.outbox.list()[0].state is NoticeState.SENT
 
 
+@slow_whatever_the_database
 @pytest.mark.parametrize(
     ("trouble", "error"), [("hang_s", "no answer within 1.5 s"), ("drip_s", "no answer within 4.5 s")]
 )
@@ -236,6 +238,7 @@ def test_nobody_there(store: Store, receiver: Receiver) -> None:
     assert "ConnectError" in str(store.outbox.list()[0].error)
 
 
+@slow_whatever_the_database
 def test_one_that_hangs_does_not_hold_up_the_others(store: Store, receiver: Receiver) -> None:
     """Two at most are sent to one address at once."""
     with receiving() as slow:
@@ -381,6 +384,7 @@ def test_commands_that_may_not_run(store: Store, tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
+@slow_whatever_the_database
 def test_commands_that_fail(store: Store, tmp_path: Path) -> None:
     """Exit code and last line are kept; one that takes too long is killed with what it started."""
     folder = tmp_path / "hooks"

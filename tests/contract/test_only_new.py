@@ -19,8 +19,8 @@ from tests.inbox import Inbox, age, counts
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(resolve(str(tmp_path / "home"))) as opened:
+def store(tmp_path: Path, url: str | None) -> Iterator[Store]:
+    with open_store(resolve(str(tmp_path / "home")), url) as opened:
         yield opened
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from nimble_jobs.data import hidden
 from nimble_jobs.job import JobState, Publication
@@ -17,6 +18,7 @@ from nimble_jobs.retention import Rules, Sweep
 from nimble_jobs.retention.sweep import Done
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.store.tables import JobRow
 from nimble_jobs.worker.duties import Duties
 from nimble_jobs.worker.pruning import INTERVAL_S, Prune
 from tests.cli import Cli
@@ -25,11 +27,12 @@ from tests.store_samples import queued
 DAY_S = 86400.0
 NOW = 1_800_000_000.0
 ALL = Rules(keep_s=0, keep_failed_s=0, logs_s=0)
+only_sqlite = pytest.mark.parametrize("url", [None], ids=["sqlite"])
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(resolve(str(tmp_path / "home"))) as opened:
+def store(tmp_path: Path, url: str | None) -> Iterator[Store]:
+    with open_store(resolve(str(tmp_path / "home")), url) as opened:
         yield opened
 
 
@@ -99,7 +102,7 @@ def test_an_array_goes_when_it_is_done(store: Store) -> None:
     """As long as one of its jobs has not ended, all stay."""
     first, second = job(store), job(store, end=None)
     with store.jobs._db._engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE jobs SET array = '0123456789ab'")
+        connection.execute(update(JobRow).values(array="0123456789ab"))
     assert prune(store) == {}
     store.jobs.cancel(second, NOW)
     prune(store)
@@ -273,6 +276,7 @@ def test_the_newest_of_each_name(store: Store) -> None:
     assert ids(store) == [made[1], made[2], made[3], made[4], queued]
 
 
+@only_sqlite
 def test_space_goes_back_to_the_disk(store: Store) -> None:
     """A new database's file becomes smaller, step by step, without being written anew."""
     for _ in range(40):
@@ -324,7 +328,7 @@ def test_the_daily_duty(store: Store) -> None:
 
 
 @pytest.fixture
-def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+def cli(tmp_path: Path, url: str | None, capsys: pytest.CaptureFixture[str]) -> Cli:
     return Cli(tmp_path / "home", capsys)
 
 

@@ -22,8 +22,8 @@ SUBMITTED = "submitted"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with open_store(resolve(str(tmp_path / "home"))) as opened:
+def store(tmp_path: Path, url: str | None) -> Iterator[Store]:
+    with open_store(resolve(str(tmp_path / "home")), url) as opened:
         yield opened
 
 
