@@ -172,7 +172,7 @@ class StoreGone(StoreTrouble):
 
 
 class LeaseLost(StoreError):
-    """This process can no longer renew its worker's lease, so it must not write: another worker may have its job."""
+    """The lease of this process's worker is over for good, so it must not write: another worker may have its job."""
 
 
 class HomeReplaced(StoreError):

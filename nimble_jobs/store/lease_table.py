@@ -27,5 +27,6 @@ class WorkerRow(Shared):
     host: Mapped[str] = mapped_column(Words)
     boot: Mapped[str] = mapped_column(String(40))  # the id of the host's boot
     folder: Mapped[str] = mapped_column(String(41))  # DEVICE:INODE of the folder with its lock
-    lease_until: Mapped[float]  # Unix seconds, by the database's clock
+    lease_until: Mapped[float]  # Unix seconds, by the database's clock; 0: over for good
+    suspected_at: Mapped[float | None]  # since when others saw that it was not renewed; by the same clock
     info: Mapped[str] = mapped_column(Text)  # JSON object: what the worker tells about itself

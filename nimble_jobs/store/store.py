@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -42,11 +42,16 @@ class Store(Contents):
         return self._patience.to(patience)
 
     def recover(self, now: float) -> list[Job]:
-        """End the attempts of workers that are no longer alive, and forget their residents. Returns the jobs."""
-        lost = self.shards.recover(self.workers.census(), now)
-        lost += self.jobs.recover(self.workers.census(), now)
-        self.schedules.forget_residents(self.workers.alive)
-        self.orders.forget(self.workers.alive)
+        """End the attempts of workers that are gone for good, and forget their residents. Returns the jobs."""
+
+        def may_return() -> Callable[[str], bool]:
+            dead = self.workers.dead()
+            return lambda worker: not dead(worker)
+
+        lost = self.shards.recover(may_return(), now)
+        lost += self.jobs.recover(may_return(), now)
+        self.schedules.forget_residents(may_return())
+        self.orders.forget(may_return())
         self.workers.forget()
         return lost
 

@@ -93,6 +93,7 @@ class Workers:
     def __init__(self, folder: Path, leases: Leases | None = None) -> None:
         self._folder = folder
         self._leases = leases
+        self._followed: list[Watch] = []
 
     def hold(self, info: Mapping[str, Any]) -> WorkerLease:
         """Become a worker: take a lock that lasts as long as this process.
@@ -131,12 +132,12 @@ class Workers:
         raise StoreError(f"{self._folder}: {_MAX_SLOTS} workers hold locks already")
 
     def follow(self, worker_id: str, over: Callable[[], None]) -> None:
-        """For a worker's child process: write only while the worker's lease runs, and call `over` before it ends.
+        """For a worker's child process: write only while the worker's lease runs, and call `over` if it ended for good.
 
         Without leases this does nothing: the child dies with its worker. Raises StoreError.
         """
         if self._leases is not None:
-            Watch(self._leases, worker_id, over=over)
+            self._followed.append(Watch(self._leases, worker_id, over=over))
 
     def here(self, info: WorkerInfo) -> bool:
         """Whether this is a worker of this state folder, so that its process id means something here."""
@@ -164,6 +165,23 @@ class Workers:
 
         return alive
 
+    def dead(self) -> Callable[[str], bool]:
+        """Tells of a worker, by its id, whether it is gone for good: it writes nothing any more, even if it is only cut
+        off and comes back, so what it had is free. Not the opposite of `alive`: a lease may end and be renewed.
+        """
+        leases, alive = self._leases, self.census()
+        if leases is None:
+            return lambda worker_id: not alive(worker_id)
+        leases.suspect()
+
+        def dead(worker_id: str) -> bool:
+            if alive(worker_id):
+                return False
+            holder = leases.holder(worker_id, ended=True)
+            return leases.bury(worker_id, certain=holder is None or self._died_here(holder))
+
+        return dead
+
     def live(self, *roles: str) -> list[WorkerInfo]:
         """The processes that hold locks or leases now; if roles are given, only processes with one of them."""
         found = self._holders() if self._leases is not None else self._locks()
@@ -175,7 +193,9 @@ class Workers:
             self._leases.forget()
 
     def close(self) -> None:
-        """Close the connections for leases."""
+        """Follow no lease any more, and close the connections for leases."""
+        for watch in self._followed:
+            watch.stop()
         if self._leases is not None:
             self._leases.close()
 

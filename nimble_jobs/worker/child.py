@@ -11,9 +11,9 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from nimble_jobs.errors import NimbleError
+from nimble_jobs.errors import LeaseLost, NimbleError
 from nimble_jobs.job import Job
 from nimble_jobs.orphans import ORPHANED, die_with
 from nimble_jobs.patience import Patience
@@ -66,9 +66,7 @@ def main(
         from nimble_jobs.worker.executor import execute, real_station  # torch is loaded in this process only
         from nimble_jobs.workloads.context import Stop
 
-        opening = Patience(limit_s=patience_s(home), check=lambda _waited_s: inbox.check())
-        store = opening.through(lambda: open_impatient(home, create=False))
-        opening.through(lambda: store.workers.follow(worker, _end_now))
+        store = _opened(home, worker, inbox)
         station = (make_station or real_station)(store, worker, device, gpu_memory_bytes)
     except NimbleError as error:
         _tell(link, Refused(message=str(error), exit_code=error.exit_code))
@@ -94,6 +92,17 @@ def main(
     station.close()
     store.close()
     _exit(0)
+
+
+def _opened(home: Path, worker: str, inbox: _Inbox) -> Store:
+    """The store, in which this process may write while its worker's lease runs. Raises StoreError."""
+    opening = Patience(limit_s=patience_s(home), check=lambda _waited_s: inbox.check())
+    store = opening.through(lambda: open_impatient(home, create=False))
+    try:
+        opening.through(lambda: store.workers.follow(worker, _end_now))
+    except LeaseLost:
+        _end_now()
+    return store
 
 
 class _Inbox:
@@ -140,15 +149,16 @@ def _tell(link: Connection, message: Ready | Refused | Waits | Done) -> None:
         _exit(ORPHANED)
 
 
-def _end_now() -> None:
-    """The worker's lease is about to end: kill this process and all that it started, so that nothing is written."""
-    log.error("the worker's lease could not be renewed; this process ends before another worker may take its job")
+def _end_now() -> NoReturn:
+    """The worker's lease is over for good: kill this process and all that it started. What it does is of no use."""
+    log.error("the worker's lease has ended and another worker may have its job; this process ends")
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.killpg(0, signal.SIGKILL)
+    _exit(ORPHANED)  # never reached; the signal cannot be ignored
 
 
-def _exit(code: int) -> None:
+def _exit(code: int) -> NoReturn:
     """Leave without the interpreter's clean-up, which can hang on a device that does not answer."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -196,7 +196,7 @@ class Supervisor:
                 post.owed.settle(LAST_S)
 
     def _move_out(self) -> None:
-        """A lock is not where others look for it, or a lease is over: give the jobs back, and let `run` take others."""
+        """A lock is not where others look for it, or a lease is over for good: give the jobs back and begin anew."""
         names = ", ".join(post.id for post in self._posts)
         log.warning("a lock or lease of %s was replaced or has ended; this worker starts over", names)
         for post in self._posts:

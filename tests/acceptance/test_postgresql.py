@@ -1,15 +1,19 @@
-"""Workers of two state folders over one PostgreSQL database: a worker is stopped past its lease, and goes on."""
+"""Workers of two state folders over one PostgreSQL database: the database is away for longer than a lease, and a worker
+is stopped for longer than that.
+"""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from sqlalchemy import make_url, text
 
 from nimble_jobs import client
 from nimble_jobs.job import JobState
@@ -18,7 +22,8 @@ from nimble_jobs.store.home import resolve
 from tests import postgres, zygote
 from tests.waiting import PATIENCE_S, until
 
-LEASE_S = 20.0  # a quarter of it is left when a child ends by itself, so a busy machine does not miss that
+LEASE_S = 20.0  # so long that a busy machine does not miss to renew it; `pass_time` ends it earlier
+RECORDS = np.arange(400, dtype=np.float32).reshape(200, 2)
 MODEL = """
 import time
 from pathlib import Path
@@ -61,49 +66,105 @@ def ids(store: Store) -> set[str]:
     return {info.id for info in store.workers.live("worker")}
 
 
-def test_a_worker_is_stopped_past_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its child ends by itself while the lease still runs. The worker of the other folder then takes the job over and
-    goes on from the last shard. The stopped one, continued, writes nothing and becomes another worker.
-    """
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The spec of a job that waits in its eleventh shard until there is a file `go`. Leases are short."""
     monkeypatch.setenv("NIMBLE_JOBS_LEASE_S", str(LEASE_S))
     monkeypatch.setenv("NIMBLE_JOBS_EAGER", "candidate")
     (tmp_path / "model.py").write_text(MODEL)
     (tmp_path / "job.yaml").write_text(SPEC)
-    records = np.arange(400, dtype=np.float32).reshape(200, 2)
-    np.save(tmp_path / "x.npy", records)
-    started: list[subprocess.Popen[bytes]] = []
+    np.save(tmp_path / "x.npy", RECORDS)
+    return tmp_path / "job.yaml"
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
     with postgres.schema() as url:
-        monkeypatch.setenv("NIMBLE_JOBS_DB", url)
-        one, other = (resolve(str(tmp_path / name)) for name in ("one", "other"))
-        with open_store(one) as store:
-            try:
-                job = client.submit(tmp_path / "job.yaml", store=store, allow_python=[tmp_path])
-                started.append(stopped := worker(other))
-                until(lambda: store.jobs.get(job.id).records_done >= 8)
-                (first,) = ids(store)
-                child = child_of(stopped)
-                stopped.send_signal(signal.SIGSTOP)
-                until(lambda: child.status() == psutil.STATUS_ZOMBIE)
-                assert store.workers.alive(first)
-                assert store.jobs.get(job.id).state is JobState.RUNNING
-                (tmp_path / "go").touch()
-                started.append(worker(one))
-                client.wait([job.id], store=store, timeout_s=PATIENCE_S)
-                before = store.jobs.events(job.id)
-                stopped.send_signal(signal.SIGCONT)
-                until(lambda: len(ids(store)) == 2)
-                assert first not in ids(store)
-                assert store.jobs.events(job.id) == before
-                ended = store.jobs.get(job.id)
-                assert (ended.state, ended.attempt, ended.records_done) == (JobState.SUCCEEDED, 2, 200)
-                assert [attempt.outcome for attempt in store.jobs.attempts(job.id)] == ["lost", "succeeded"]
-                assert store.check() == []
-            finally:
-                for process in started:
-                    process.send_signal(signal.SIGCONT)
-                    process.terminate()
-                for process in started:
-                    assert process.wait(PATIENCE_S) == 0
-    shards = [np.load(path) for path in sorted((tmp_path / "out").glob("*.npy"))]
-    assert np.array_equal(np.concatenate(shards), records.sum(1, keepdims=True))
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".out")]
+        yield url
+
+
+@pytest.fixture
+def started(url: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Workers, which must end well when they are asked to, while the database at `url` is still there."""
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+    for process in processes:
+        assert process.wait(PATIENCE_S) == 0
+
+
+def pass_time(store: Store) -> None:
+    """All leases of the database have ended."""
+    change = text(f"UPDATE workers SET lease_until = lease_until - {LEASE_S}")
+    store._database.write(lambda session: session.execute(change))
+
+
+def check_output(folder: Path) -> None:
+    """The published scores are those of all records, and nothing else was left."""
+    shards = [np.load(path) for path in sorted((folder / "out").glob("*.npy"))]
+    assert np.array_equal(np.concatenate(shards), RECORDS.sum(1, keepdims=True))
+    assert not [path for path in folder.iterdir() if path.name.startswith(".out")]
+
+
+def test_a_worker_is_stopped_past_its_lease(
+    url: str, job: Path, started: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker of the other folder takes the job over and goes on from the last shard, and the child of the stopped
+    one ends by itself. The stopped one, continued, writes nothing and becomes another worker.
+    """
+    monkeypatch.setenv("NIMBLE_JOBS_DB", url)
+    one, other = (resolve(str(tmp_path / name)) for name in ("one", "other"))
+    with open_store(one) as store:
+        slow = client.submit(job, store=store, allow_python=[tmp_path])
+        started.append(stopped := worker(other))
+        until(lambda: store.jobs.get(slow.id).records_done >= 8)
+        (first,) = ids(store)
+        child = child_of(stopped)
+        stopped.send_signal(signal.SIGSTOP)
+        pass_time(store)
+        started.append(worker(one))
+        until(lambda: child.status() == psutil.STATUS_ZOMBIE)
+        (tmp_path / "go").touch()
+        client.wait([slow.id], store=store, timeout_s=PATIENCE_S)
+        before = store.jobs.events(slow.id)
+        stopped.send_signal(signal.SIGCONT)
+        until(lambda: len(ids(store)) == 2)
+        assert first not in ids(store)
+        assert store.jobs.events(slow.id) == before
+        ended = store.jobs.get(slow.id)
+        assert (ended.state, ended.attempt, ended.records_done) == (JobState.SUCCEEDED, 2, 200)
+        assert [attempt.outcome for attempt in store.jobs.attempts(slow.id)] == ["lost", "succeeded"]
+        assert store.check() == []
+    check_output(tmp_path)
+
+
+def test_the_database_is_away_for_longer_than_a_lease(
+    url: str, job: Path, started: list[subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Supervisor and child wait for it. Then the lease is renewed, and they go on with the same attempt."""
+    cut = tmp_path / "cut"
+    socket = Path(str(make_url(url).query["host"]))
+    cut.symlink_to(socket)
+    with open_store(resolve(str(tmp_path / "one")), url) as store:
+        slow = client.submit(job, store=store, allow_python=[tmp_path])
+        monkeypatch.setenv("NIMBLE_JOBS_DB", url.replace(str(socket), str(cut)) + "&application_name=cut-off")
+        started.append(process := worker(store.home))
+        until(lambda: store.jobs.get(slow.id).records_done >= 8)
+        (first,) = ids(store)
+        child = child_of(process)
+        cut.unlink()
+        end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'cut-off'"
+        assert store._database.read(lambda session: session.execute(text(end)).scalar())
+        pass_time(store)
+        assert not store.workers.alive(first)
+        cut.symlink_to(socket)
+        until(lambda: store.workers.alive(first))
+        (tmp_path / "go").touch()
+        (ended,) = client.wait([slow.id], store=store, timeout_s=PATIENCE_S)
+        assert (ended.state, ended.attempt, ended.worker) == (JobState.SUCCEEDED, 1, first)
+        assert child.is_running()
+        assert child.status() != psutil.STATUS_ZOMBIE
+        assert store.check() == []
+    check_output(tmp_path)

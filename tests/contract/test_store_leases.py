@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from nimble_jobs.errors import LeaseLost
+from nimble_jobs.errors import LeaseLost, StoreTrouble
 from nimble_jobs.job import Job, JobState
-from nimble_jobs.store import Store, leases, open_store
+from nimble_jobs.store import Store, WorkerLease, leases, open_store
 from nimble_jobs.store.home import resolve
 from tests import postgres
 from tests.store_samples import NOW, submit
@@ -40,12 +40,28 @@ def homes(tmp_path: Path) -> Iterator[Homes]:
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are renewed, and looked at, ten times a second. They last as ever."""
     monkeypatch.setattr(leases, "RENEW_S", 0.1)
+    monkeypatch.setattr(leases, "_AGAIN_S", 0.1)
 
 
 def pass_time(store: Store, seconds: float) -> None:
     """All leases of the database end so much earlier."""
     change = text("UPDATE workers SET lease_until = lease_until - :seconds")
     store.jobs._db.write(lambda session: session.execute(change, {"seconds": seconds}))
+
+
+def pass_grace(store: Store) -> None:
+    """So much time passes for leases that others suspect that their holders may be buried. They still run as long."""
+    change = text("UPDATE workers SET suspected_at = suspected_at - :seconds")
+    store.jobs._db.write(lambda session: session.execute(change, {"seconds": leases.MARGIN_S}))
+
+
+def writes(store: Store) -> bool:
+    """Whether this process may write through the store now."""
+    try:
+        store.jobs.event("written", "while its worker's lease runs", now=NOW)
+    except StoreTrouble:
+        return False
+    return True
 
 
 def claimed(store: Store, worker: str, now: float = NOW) -> Job:
@@ -105,35 +121,108 @@ def test_a_lease_is_renewed_with_what_the_worker_tells(homes: Homes) -> None:
         assert lease.in_place
 
 
+class Stopped:
+    """A worker that was stopped for longer than its lease, with the clock of its machine set forward by that."""
+
+    def __init__(self, homes: Homes, lease: WorkerLease, patch: pytest.MonkeyPatch) -> None:
+        assert lease._leases is not None
+        self._leases, self._renew, self._goes_on = lease._leases, lease._leases.renew, threading.Event()
+        self._leases.renew = self._wait  # type: ignore[method-assign]
+        lease.update()
+        clock_s = leases.clock_s
+        patch.setattr(leases, "clock_s", lambda: clock_s() + leases.LEASE_S)
+        pass_time(homes.other, leases.LEASE_S)
+        assert not homes.other.workers.alive(lease.id)
+
+    def _wait(self, *given: Any) -> bool:
+        self._goes_on.wait(PATIENCE_S)
+        return self._renew(*given)
+
+    def go_on(self) -> None:
+        self._goes_on.set()
+
+
 @pytest.mark.usefixtures("often")
 def test_who_was_stopped_past_the_lease_writes_nothing(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker and its child that did nothing until the lease had ended: every write is refused, before and after
-    another worker has taken the job, and the worker knows that it must begin anew.
+    """A worker that did nothing until its lease had ended: every write is refused, before and after another worker has
+    taken the job, and the worker knows that it must begin anew.
     """
     submit(homes.one)
     submit(homes.one)
     with homes.one.workers.hold({"role": "worker"}) as lease:
         job = claimed(homes.one, lease.id)
-        stopped = threading.Event()
-        renew = lease._leases.renew if lease._leases else None
-        assert renew is not None
-        lease._leases.renew = lambda *_given: stopped.wait(PATIENCE_S)  # type: ignore[union-attr, method-assign, assignment, return-value]
-        clock_s = leases.clock_s
-        monkeypatch.setattr(leases, "clock_s", lambda: clock_s() + leases.LEASE_S)
-        pass_time(homes.other, leases.LEASE_S)
-        assert not homes.other.workers.alive(lease.id)
-        with pytest.raises(LeaseLost):
+        stopped = Stopped(homes, lease, monkeypatch)
+        with pytest.raises(StoreTrouble):
             homes.one.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=NOW)
-        with pytest.raises(LeaseLost):
+        with pytest.raises(StoreTrouble):
             claimed(homes.one, lease.id)
+        assert homes.other.recover(NOW) == []
+        pass_grace(homes.other)
         assert [lost.id for lost in homes.other.recover(NOW)] == [job.id]
-        lease._leases.renew = renew  # type: ignore[union-attr, method-assign]
-        stopped.set()
-        lease.update()
+        stopped.go_on()
         until(lambda: not lease.in_place)
         with pytest.raises(LeaseLost):
             homes.one.jobs.event("late", "written after the lease", now=NOW)
     assert "late" not in {event.kind for event in homes.other.jobs.events()}
+
+
+@pytest.mark.usefixtures("often")
+def test_an_outage_longer_than_a_lease_costs_no_attempt(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the database is back, a worker renews a lease that has ended, unless it was buried; others give it time for
+    that, however long the outage was. Then the attempt goes on under the same worker and number.
+    """
+    submit(homes.one)
+    url = homes.one._database.url.render_as_string()
+    with homes.one.workers.hold({"role": "worker"}) as lease, open_store(homes.one.home, url) as child:
+        job = claimed(homes.one, lease.id)
+        ended: list[bool] = []
+        child.workers.follow(lease.id, lambda: ended.append(True))
+        cut_off = Stopped(homes, lease, monkeypatch)
+        for store in (homes.one, child):
+            assert not writes(store)
+        assert homes.other.recover(NOW) == []
+        cut_off.go_on()
+        until(lambda: writes(homes.one) and writes(child))
+        pass_grace(homes.other)
+        assert homes.other.recover(NOW) == []
+        assert child.jobs.finish(job.id, job.attempt, outputs={}, timings={}, schedule={}, now=NOW)
+        assert lease.in_place
+        assert not ended
+    assert (homes.one.jobs.get(job.id).state, homes.one.jobs.get(job.id).attempt) == (JobState.SUCCEEDED, 1)
+
+
+def test_who_renewed_a_lease_is_suspected_no_more(homes: Homes) -> None:
+    """A worker that was cut off once has as much time as before when it is cut off again."""
+    keeper = homes.one.workers._leases
+    assert keeper is not None
+    keeper.begin("1-cut", homes.one.home, {"role": "worker"})
+    submit(homes.one)
+    claimed(homes.one, "1-cut")
+    for _ in range(2):
+        pass_time(homes.other, leases.LEASE_S)
+        assert homes.other.recover(NOW) == []
+        pass_grace(homes.other)
+        assert not keeper.renew("1-cut", {})
+        assert keeper.renew("1-cut", {})
+        assert homes.other.recover(NOW) == []
+
+
+def test_nobody_waits_for_a_machine_that_is_gone_longer_than_its_lease(homes: Homes) -> None:
+    """Whoever watches sees that a lease is not renewed before it ends, so the job is free when it has ended."""
+    keeper = homes.one.workers._leases
+    assert keeper is not None
+    keeper.begin("1-gone", homes.one.home, {"role": "worker"})
+    submit(homes.one)
+    job = claimed(homes.one, "1-gone")
+    homes.other.jobs._db.write(lambda session: session.execute(text("UPDATE workers SET boot = 'another'")))
+    pass_time(homes.other, leases.LEASE_S - leases.MARGIN_S)
+    assert homes.other.recover(NOW) == []
+    pass_grace(homes.other)
+    assert homes.other.recover(NOW) == []
+    pass_time(homes.other, leases.MARGIN_S)
+    assert [lost.id for lost in homes.other.recover(NOW)] == [job.id]
+    with pytest.raises(LeaseLost):
+        keeper.renew("1-gone", {})
 
 
 def test_an_attempt_is_fenced_without_any_clock(homes: Homes) -> None:
@@ -151,19 +240,22 @@ def test_an_attempt_is_fenced_without_any_clock(homes: Homes) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_child_ends_before_the_lease_does(homes: Homes) -> None:
-    """A child process that follows a lease which is not renewed is told with time to spare."""
+def test_a_child_writes_nothing_before_its_worker_is_buried_and_then_ends(homes: Homes) -> None:
+    """A child process that follows a lease which is not renewed stops writing with time to spare."""
     keeper = homes.one.workers._leases
     assert keeper is not None
     keeper.begin("1-gone", homes.one.home, {})
-    left_s: list[float] = []
-    homes.other.workers.follow("1-gone", lambda: left_s.append(keeper.left_s("1-gone")))
-    homes.other.jobs.event("early", "written while the lease runs", now=NOW)
+    ended: list[bool] = []
+    homes.other.workers.follow("1-gone", lambda: ended.append(True))
+    assert writes(homes.other)
     pass_time(homes.one, leases.LEASE_S - leases.MARGIN_S)
-    until(lambda: left_s)
-    assert 0 < left_s[0] <= leases.MARGIN_S
+    until(lambda: not writes(homes.other))
+    assert 0 < keeper.left_s("1-gone") <= leases.MARGIN_S
+    assert not ended
+    keeper.end("1-gone")
+    until(lambda: ended)
     with pytest.raises(LeaseLost):
-        homes.other.jobs.event("late", "written at its end", now=NOW)
+        homes.other.jobs.event("late", "written after the end", now=NOW)
 
 
 def test_rows_of_workers_that_are_long_gone_are_removed(homes: Homes) -> None:
@@ -203,9 +295,10 @@ class SlowDatabase:
     def begin(self, *_given: object) -> None:
         self.renew()
 
-    def renew(self, *_given: object) -> None:
+    def renew(self, *_given: object) -> bool:
         self.ends_s = self.now_s + leases.LEASE_S
         self.now_s += 20.0
+        return True
 
     def fence(self, *_given: object, **_how: object) -> None:
         pass
@@ -221,5 +314,5 @@ def test_a_lease_counts_from_before_it_was_asked_for(monkeypatch: pytest.MonkeyP
     slow.now_s = slow.ends_s - leases.MARGIN_S - 0.1
     watch.check()
     slow.now_s += 0.2
-    with pytest.raises(LeaseLost):
+    with pytest.raises(StoreTrouble):
         watch.check()

@@ -26,6 +26,7 @@ BEFORE = (
     "DROP TABLE shards",
     "DROP TABLE members",
     "ALTER TABLE jobs DROP COLUMN gpus",
+    "ALTER TABLE workers DROP COLUMN suspected_at",
     "DROP INDEX ix_jobs_next",
     "UPDATE alembic_version SET version_num = '0015'",
 )
