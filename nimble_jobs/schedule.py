@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from nimble_jobs.task_times import TaskChoice
+
 FORMAT_VERSION = 5
 COMPILERS = frozenset({"inductor", "epilogues", "max-autotune"})  # of `Schedule.kernels`; others are operators
 ALL_REDUCE = "nimble_jobs.all_reduce_.default"  # the task that sums a tensor over all ranks of a training
@@ -215,6 +217,7 @@ class Schedule:
     noise: float | None = None  # share of the two times within which they count as equal; None: not timed in turns
     stages: tuple[tuple[str, float], ...] = ()  # of the search, each with its seconds
     taken_from: tuple[str, str] | None = None  # the sibling whose choice this took over: key, and its batch in words
+    choices: tuple[TaskChoice, ...] = ()  # kinds of tasks that can run in several ways, and which was fastest
 
     def to_json(self) -> str:
         """Canonical JSON: sorted keys, no spaces, the same text for equal values."""
@@ -270,6 +273,7 @@ class Schedule:
                     "candidates": tuple(Candidate(**c) for c in raw["candidates"]),
                     "stages": tuple((name, seconds) for name, seconds in raw["stages"]),
                     "taken_from": tuple(raw["taken_from"]) if raw.get("taken_from") else None,
+                    "choices": tuple(TaskChoice.from_plain(choice) for choice in raw.get("choices", ())),
                 }
             )
         except (KeyError, TypeError, IndexError, AttributeError) as e:

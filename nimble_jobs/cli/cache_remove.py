@@ -79,6 +79,7 @@ def prune(
     """Remove schedules that you no longer want to keep, and artifacts that no schedule needs.
 
     Artifacts are files with kernels and constants. Without options, only artifacts that no schedule needs are removed.
+    With --unused-for, --stale and --quarantined, measurements of single tasks go by the same rule.
     A schedule that a running worker holds on its device always stays. The database file shrinks afterwards.
     """
     with options.store(ctx) as store:
@@ -108,6 +109,8 @@ def _carry_out(store: Store, removals: Removals, *, dry_run: bool, yes: bool, js
     what = count(len(removals.schedules), "schedule")
     if removals.artifacts:
         what += f" and {count(len(removals.artifacts), 'artifact')}"
+    if removals.task_times:
+        what += f" and {count(len(removals.task_times), 'measured kind')} of tasks"
     what += f", {figures.size(removals.bytes)}"
     if not json:
         for removal in removals.schedules:
@@ -115,7 +118,7 @@ def _carry_out(store: Store, removals: Removals, *, dry_run: bool, yes: bool, js
         for removal in removals.kept:
             why = f"{removal.why}; kept, because a running worker holds it"
             output.note(with_reason(named(removal.entry), why, sys.stderr))
-    nothing = not removals.schedules and not removals.artifacts
+    nothing = not removals.schedules and not removals.artifacts and not removals.task_times
     done = not dry_run and not nothing and options.confirmed(f"Remove {what}?", yes=yes)
     if done:
         remove(store, removals)
@@ -136,6 +139,7 @@ def _json(removals: Removals, *, removed: bool) -> dict[str, Any]:
             for r in removals.schedules
         ],
         "artifacts": list(removals.artifacts),
+        "task_times": len(removals.task_times),
         "bytes": removals.bytes,
         "kept": [{"key": r.entry.key, "why": r.why} for r in removals.kept],
     }

@@ -48,6 +48,7 @@ def _sections(
         (title.capitalize(), figures.flat(facts[title])) for title in ("graph", "check", "memory") if title in facts
     ]
     sections += render.candidates(facts.get("candidates", ()))
+    sections += render.choices(facts.get("choices", ()))
     if files:
         sections.append(("Artifacts", [(file["name"][:16], _file(file)) for file in files]))
     return [*sections, ("Key", figures.flat(parts))]

@@ -40,6 +40,7 @@ def _sections(found: dict[str, Any]) -> list[render.Section]:
         ("stored", count(found["schedules"], "schedule") + (f": {', '.join(states)}" if states else "")),
         ("size", f"{figures.size(found['bytes'])} with {count(found['artifacts'], 'artifact')}"),
         ("hits", f"{found['hits']:,} by jobs that used these schedules"),
+        ("task times", f"{count(found['task_times'], 'kind')} of tasks measured, which later builds need not measure"),
     ]
     asked = [(name, _share(uses[name], uses["total"])) for name in ("resident", "stored", "miss")]
     saved = [

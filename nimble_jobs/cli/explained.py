@@ -22,6 +22,7 @@ def explained(answer: dict[str, Any]) -> list[render.Section]:
             ("Bounds", _bounds(answer)),
             ("Memory", _memory(answer["memory"])),
             *render.candidates(answer["candidates"]),
+            *render.choices(answer["choices"]),
         ]
     if "accumulate" in answer:
         parts += _accumulating(answer["accumulate"])

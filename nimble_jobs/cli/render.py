@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from nimble_jobs.cli import output
 from nimble_jobs.job import JobState
+from nimble_jobs.plural import count
 from nimble_jobs.views import figures
 
 STATE_STYLE: dict[str, str] = {
@@ -36,6 +38,26 @@ def candidates(found: Sequence[dict[str, Any]]) -> list[Section]:
         measured = f"{', '.join(parts)}; " if parts else ""
         lines.append((str(candidate["name"]), f"{measured}{chosen}{candidate['reason']}"))
     return [("Candidates", lines)] if lines else []
+
+
+def choices(found: Sequence[dict[str, Any]]) -> list[Section]:
+    """One panel with a line for each kind of task that can run in several ways; none if there were none."""
+    lines = []
+    for choice in found:
+        times = choice["times"]
+        others = [f"{way} {figures.micros(us)}" for way, us in times["times_us"] if way != times["chosen"]]
+        chosen_us = dict(times["times_us"])[times["chosen"]]
+        said = f"{count(choice['tasks'], 'task')}, {times['chosen']} {figures.micros(chosen_us)}"
+        said += f", not {', '.join(others)}" if others else ""
+        lines.append((times["task"], f"{said}; measured {_measured(times)}"))
+    return [("Tasks", lines)] if lines else []
+
+
+def _measured(times: dict[str, Any]) -> str:
+    if times["measured_at"] is None:
+        return "by this build"
+    day = datetime.fromtimestamp(times["measured_at"], UTC).date().isoformat()
+    return f"for {times['measured_for']} on {day}" if times["measured_for"] else f"on {day}"
 
 
 def sections(parts: Sequence[Section]) -> None:

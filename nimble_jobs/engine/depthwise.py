@@ -7,13 +7,15 @@ a second. Our kernels are compiled once and stored as machine code, like Inducto
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from nimble_jobs.engine import measure
+from nimble_jobs.engine import choices, measure
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.recorder import Recording
@@ -21,6 +23,7 @@ from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.engine.verify import relative_norm
 from nimble_jobs.errors import EngineError, first_line
 from nimble_jobs.schedule import Arg, Program, Task, View
+from nimble_jobs.task_times import TaskTimes
 
 PREFIX = "triton.depthwise"
 _TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -56,6 +59,13 @@ class Shape:
         """The kernel's name. Shapes that need different binaries or grids have different names."""
         form = "last" if self.channels_last else "first"
         return f"{PREFIX}{self.kernel}.{self.dtype}.{form}.{self.channels}.{'x'.join(map(str, self.sizes))}"
+
+    @property
+    def words(self) -> str:
+        """As `explain` calls it."""
+        size, form = f"{self.kernel}x{self.kernel}", "channels-last" if self.channels_last else "contiguous"
+        shapes = f"{self.images}x{self.channels}x{self.height}x{self.width} to {self.out_height}x{self.out_width}"
+        return f"depthwise convolution {size}, {self.dtype}, {form}, {shapes}"
 
     @property
     def unit(self) -> int:
@@ -220,13 +230,27 @@ def compiled(shape: Shape, capability: int) -> StaticKernel:
 
 
 def _faster(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> StaticKernel | None:
-    """Our kernel; None if the library is faster or the two disagree."""
-    precise: Any = torch.backends.cudnn
-    return _chosen(shape, settings, device, str(precise.conv.fp32_precision))
+    """Our kernel; None if the library is faster or the two disagree. Raises EngineError if ours cannot be compiled."""
+    parts = {name: str(value) for name, value in asdict(shape).items()}
+    parts |= {"task": "depthwise convolution", "settings": str(settings), "code": _code_digest()}
+    parts |= choices.parts_here(device)
+    way = choices.current().choose(parts, ("library", "ours"), lambda: _times(shape, settings, device))
+    return _kernel(shape, _capability(device)) if way == "ours" else None
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Of the source of our kernels."""
+    return hashlib.sha256(Path(__file__).with_name("depthwise_triton.py").read_bytes()).hexdigest()
 
 
 @functools.lru_cache(maxsize=4096)
-def _chosen(shape: Shape, settings: tuple[Any, ...], device: torch.device, precision: str) -> StaticKernel | None:
+def _kernel(shape: Shape, capability: int) -> StaticKernel:
+    """`compiled`, once for each shape."""
+    return compiled(shape, capability)
+
+
+def _times(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> TaskTimes:
     op, rest = settings
     kind = dtype(shape.dtype)
     form = torch.channels_last if shape.channels_last else torch.contiguous_format
@@ -246,7 +270,7 @@ def _chosen(shape: Shape, settings: tuple[Any, ...], device: torch.device, preci
         )
         for _ in range(2)
     )
-    kernel = compiled(shape, _capability(device))
+    kernel = _kernel(shape, _capability(device))
     library: Callable[..., Any] = getattr(torch.ops.aten, op).out
 
     def run_theirs() -> None:
@@ -257,9 +281,12 @@ def _chosen(shape: Shape, settings: tuple[Any, ...], device: torch.device, preci
 
     times = measure.kernel_times_us([run_theirs, run_ours], device)
     ends = [0, shape.images - 1]  # to compare all of them in fp64 would need much memory
-    if relative_norm(ours[ends], theirs[ends]) > _EXACT[shape.dtype]:
-        return None
-    return kernel if times[1] <= _WORTH * times[0] else None
+    agree = relative_norm(ours[ends], theirs[ends]) <= _EXACT[shape.dtype]
+    return TaskTimes(
+        task=shape.words,
+        times_us=(("library", times[0]), ("ours", times[1])),
+        chosen="ours" if agree and times[1] <= _WORTH * times[0] else "library",
+    )
 
 
 def _capability(device: torch.device) -> int:

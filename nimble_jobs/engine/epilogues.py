@@ -7,20 +7,19 @@ addition, ReLU); and for 1x1 convolutions a matrix product with cuBLAS's epilogu
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal, cast
 
 import torch
 from torch.fx import Graph, Node
 
-from nimble_jobs.engine import measure
-from nimble_jobs.engine.device import precision
+from nimble_jobs.engine import choices, measure
 from nimble_jobs.engine.fused_convolutions import CONVOLUTION_ADD_RELU, CONVOLUTION_RELU, MEMORY_FORMAT
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.private.tensors import tree_leaves
+from nimble_jobs.task_times import TaskTimes
 
 Way = Literal["library", "fused", "product"]
 Follows = Literal["nothing", "bias", "relu", "add", "add-relu"]
@@ -47,6 +46,20 @@ class Group:
     dilation: tuple[int, ...]
     groups: int
     follows: Follows
+
+    @property
+    def words(self) -> str:
+        """As `explain` calls it."""
+        size = "x".join(map(str, self.weight[2:]))
+        then = "" if self.follows == "nothing" else f", then {self.follows}"
+        shapes = f"{'x'.join(map(str, self.x))} to {'x'.join(map(str, self.out))}"
+        return f"convolution {size}, {str(self.dtype).removeprefix('torch.')}, {shapes}{then}"
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """The ways that there are to run it."""
+        fused: tuple[Way, ...] = ("fused",) if self.follows in ("relu", "add-relu") else ()
+        return ("library", *fused, *(("product",) if self.is_product else ()))
 
     @property
     def is_product(self) -> bool:
@@ -92,15 +105,17 @@ def choose_ways(graph: Graph, device: torch.device, chosen: Callable[[Group, Way
 
 
 def fastest(group: Group, device: torch.device) -> Way:
-    """The fastest way, by measurement on `device` with the process's current precision switches."""
-    return _measured(group, device, tuple(precision(device).items()))
+    """The fastest way, by measurement on `device` with the process's current precision switches, now or earlier."""
 
+    def measured() -> TaskTimes:
+        times = times_us(group, device)
+        best = min(times, key=lambda way: times[way])
+        chosen = best if times[best] <= _GAIN * times["library"] else "library"
+        return TaskTimes(task=group.words, times_us=tuple(times.items()), chosen=chosen)
 
-@functools.lru_cache(maxsize=4096)
-def _measured(group: Group, device: torch.device, _switches: tuple[tuple[str, str], ...]) -> Way:
-    times = times_us(group, device)
-    best = min(times, key=lambda way: times[way])
-    return best if times[best] <= _GAIN * times["library"] else "library"
+    parts = {each.name: str(getattr(group, each.name)) for each in fields(group)}
+    parts |= {"task": "convolution", "memory_format": str(MEMORY_FORMAT)} | choices.parts_here(device)
+    return cast(Way, choices.current().choose(parts, group.ways, measured))
 
 
 def times_us(group: Group, device: torch.device) -> dict[Way, float]:

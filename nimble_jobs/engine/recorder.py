@@ -28,6 +28,7 @@ from nimble_jobs.engine.private.runtime import forget_compiled, random_state
 from nimble_jobs.engine.private.tensors import storage_id, tree_leaves
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.schedule import BufferKind, Port, Program, Task
+from nimble_jobs.task_times import TaskChoice
 
 _HOST_READS = {"aten._local_scalar_dense.default", "aten.is_nonzero.default", "aten.equal.default"}
 # Views that differ from their tensor in a bit that strides cannot express -> operators that compute the same.
@@ -78,6 +79,7 @@ class Recording:
     kernels: dict[str, Kernel] = field(default_factory=dict)  # by name
     example: dict[str, torch.Tensor] = field(default_factory=dict)  # inputs that its operators can take
     layout_question: str | None = None  # the first one, about a tensor that varies, and where it was asked
+    choices: tuple[TaskChoice, ...] = ()  # of the ways in which its tasks run
 
 
 class Recorder(Memory, DispatchMode):

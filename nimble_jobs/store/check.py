@@ -39,7 +39,7 @@ def _problems(store: Contents, database: Database, newest: int | None) -> Iterat
             yield from look(store, database, newest)
         except StoreError as e:
             yield str(e)
-    for other in (_timers, _schedules):
+    for other in (_timers, _schedules, _task_times):
         try:
             yield from other(store)
         except StoreError as e:
@@ -103,6 +103,11 @@ def _timers(store: Contents) -> Iterator[str]:
     for timer in store.timers.list():
         if timer.damaged:
             yield f"timer {timer.name}: its stored spec is damaged; add it again"
+
+
+def _task_times(store: Contents) -> Iterator[str]:
+    for key in store.task_times.damaged():
+        yield f"task times {key[:12]}: damaged, so not used; to remove them, run: nimble-jobs cache prune --quarantined"
 
 
 def _schedules(store: Contents) -> Iterator[str]:

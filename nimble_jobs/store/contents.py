@@ -21,6 +21,7 @@ from nimble_jobs.store.schedules import Schedules
 from nimble_jobs.store.seen import SeenFiles
 from nimble_jobs.store.shards import Shards
 from nimble_jobs.store.shared_artifacts import SharedArtifacts, open_shared
+from nimble_jobs.store.task_times import StoredTaskTimes
 from nimble_jobs.store.timers import Timers
 from nimble_jobs.store.wanted import WantedSchedules
 from nimble_jobs.store.worker_orders import WorkerOrders
@@ -48,6 +49,7 @@ class Contents:
         self.orders = WorkerOrders(database)
         self.expiry = Expiry(database)
         self.schedules = Schedules(database)
+        self.task_times = StoredTaskTimes(database)
         self.wanted = WantedSchedules(database)
         self.artifacts = Artifacts(home / "artifacts", self._patience, self._shared)
         self.seen = SeenFiles(database)

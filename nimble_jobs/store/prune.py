@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,7 @@ class Removals:
     schedules: tuple[Removal, ...]
     artifacts: tuple[str, ...]  # artifacts that no schedule will need then
     bytes: int  # of both
+    task_times: tuple[str, ...] = ()  # keys of measurements of single tasks
     kept: tuple[Removal, ...]  # schedules that a live worker holds; `why` says why they would have gone
 
 
@@ -77,6 +78,7 @@ def look(
         schedules=going,
         artifacts=unneeded,
         bytes=texts + sum(store.artifacts.size(name) for name in unneeded),
+        task_times=tuple(_task_times(store, wish, now)),
         kept=tuple(r for r in chosen if r.entry.key in resident and r.entry.key not in gone),
     )
 
@@ -90,10 +92,20 @@ def remove(store: Contents, removals: Removals) -> int:
         digests = {r.entry.key: r.entry.sha256 for r in removals.schedules}
         count = store.schedules.remove(digests, digests=digests)
         needed = {ref.name for refs in store.schedules.artifacts().values() for ref in refs}
+        store.task_times.remove(removals.task_times)
         for name in removals.artifacts:
             if name not in needed:
                 store.artifacts.remove(name)
     return count
+
+
+def _task_times(store: Contents, wish: Wish, now: float) -> Iterator[str]:
+    """Keys of the measurements to remove. Damaged ones go with what is quarantined."""
+    damaged = set(store.task_times.damaged()) if wish.quarantined else set()
+    for row in store.task_times.rows() if damaged or wish.stale or wish.unused_for_s is not None else ():
+        unused = wish.unused_for_s is not None and now - row.last_used_at >= wish.unused_for_s
+        if row.key in damaged or unused or (wish.stale and toolchain().outdated(row.parts) is not None):
+            yield row.key
 
 
 def stored_bytes(entries: Sequence[ScheduleEntry], artifacts: Mapping[str, Collection[ArtifactRef]]) -> int:

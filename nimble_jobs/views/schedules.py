@@ -102,6 +102,7 @@ def look(store: Store, key: str, *, every_byte: bool = True) -> Shown:
         facts = {
             "graph": dataclasses.asdict(schedule.facts),
             "candidates": [dataclasses.asdict(candidate) for candidate in schedule.candidates],
+            "choices": [dataclasses.asdict(choice) for choice in schedule.choices],
             "taken_from": schedule.sibling,
             "check": {"tolerance": schedule.tolerance, "error": schedule.error},
             "memory": {"peak_bytes": schedule.peak_bytes, "arena_bytes": schedule.arena_bytes},
@@ -156,6 +157,7 @@ def statistics(store: Store) -> dict[str, Any]:
         "hits": sum(entry.hits for entry in entries),
         "resident_hits": sum(entry.resident_hits for entry in entries),
         "bytes": stored_bytes(entries, artifacts),
+        "task_times": store.task_times.count(),
         "artifacts": len({ref.name for refs in artifacts.values() for ref in refs}),
         "uses": {
             "resident": uses.resident,

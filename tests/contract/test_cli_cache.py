@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from nimble_jobs.job import Hit
 from nimble_jobs.schedule import Candidate, GraphFacts, Plan, Program, Schedule
 from nimble_jobs.store.home import DATABASE
 from nimble_jobs.store.toolchain import toolchain
+from nimble_jobs.task_times import TaskChoice, TaskTimes, task_key
 from tests.cli import Cli
 from tests.store_samples import a_schedule, key_of
 
@@ -249,6 +251,25 @@ def test_a_check_says_a_thing_once(cli: Cli) -> None:
     folder.chmod(0o777)
     assert store.check() == [f"{folder}: others can write to it (mode 0777)"]
     store.close()
+
+
+def test_measured_tasks_are_counted_shown_and_pruned(cli: Cli) -> None:
+    """A schedule says which way each kind of task runs, and for which model that was measured."""
+    times = TaskTimes(task="a product", times_us=(("library", 2.0), ("ours", 1.5)), chosen="ours")
+    earlier = replace(times, measured_for="zoo:first", measured_at=1_800_000_000.0)
+    made = replace(schedule(OLD, 75.0), choices=(TaskChoice(times=earlier, tasks=3), TaskChoice(times=times, tasks=1)))
+    with cli.store() as store:
+        store.schedules.save(made, parts=PARTS, now=time.time())
+        store.task_times.save({task_key({"task": "p"}): ({"task": "p"}, times)}, time.time() - 40 * DAY_S)
+    tasks = [line for line in cli("cache", "show", OLD).out.splitlines() if line.startswith("tasks.")]
+    assert tasks == [
+        "tasks.a product: 3 tasks, ours 1.5µs, not library 2.0µs; measured for zoo:first on 2027-01-15",
+        "tasks.a product: 1 task, ours 1.5µs, not library 2.0µs; measured by this build",
+    ]
+    assert cli("cache", "show", OLD, "--json").json["choices"][0]["times"]["measured_for"] == "zoo:first"
+    assert cli("cache", "stats", "--json").json["task_times"] == 1
+    assert cli("cache", "prune", "--unused-for", "30d", "--yes", "--json").json["task_times"] == 1
+    assert cli("cache", "stats", "--json").json["task_times"] == 0
 
 
 def test_stats_counts(cli: Cli) -> None:

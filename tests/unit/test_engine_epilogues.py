@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from nimble_jobs.engine import epilogues
+from nimble_jobs.engine import epilogues, measure
+from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.encode import operator
-from nimble_jobs.engine.epilogues import Group, Way, choose_ways
+from nimble_jobs.engine.epilogues import Follows, Group, Way, choose_ways
 from nimble_jobs.engine.private.runtime import forget_compiled
 
 CPU = torch.device("cpu")
@@ -163,28 +165,42 @@ GROUP = Group(
 
 
 @pytest.fixture
-def _measured_anew() -> Iterator[None]:
-    epilogues._measured.cache_clear()
-    yield
-    epilogues._measured.cache_clear()
+def choices() -> Iterator[Choices]:
+    """Of a build that knows nothing yet."""
+    with using(Choices()) as found:
+        yield found
 
 
-@pytest.mark.usefixtures("_measured_anew")
+@pytest.mark.usefixtures("choices")
 @pytest.mark.parametrize(("product", "way"), [(9.8, "library"), (9.6, "product")])
 def test_another_way_must_be_clearly_faster(monkeypatch: pytest.MonkeyPatch, product: float, way: Way) -> None:
     """Within three percent the library's stays."""
-    monkeypatch.setattr(epilogues, "times_us", lambda *_: {"library": 10.0, "product": product})
+    times = {"library": 10.0, "fused": 11.0, "product": product}
+    monkeypatch.setattr(epilogues, "times_us", lambda *_: times)
     assert epilogues.fastest(GROUP, CPU) == way
 
 
-@pytest.mark.usefixtures("_measured_anew")
-def test_a_group_is_measured_once_for_each_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_measured_once_for_each_precision(monkeypatch: pytest.MonkeyPatch, choices: Choices) -> None:
     """What is fastest in TF32 need not be so without it."""
     measured = []
-    monkeypatch.setattr(epilogues, "times_us", lambda *_: measured.append(1) or {"library": 10.0, "product": 5.0})
+    times = {"library": 10.0, "fused": 11.0, "product": 5.0}
+    monkeypatch.setattr(epilogues, "times_us", lambda *_: measured.append(1) or times)
     for _ in range(2):
         epilogues.fastest(GROUP, CPU)
     assert len(measured) == 1
-    monkeypatch.setattr(epilogues, "precision", lambda _: {"precision.conv": "tf32"})
+    (made,) = choices.made()
+    assert (made.tasks, made.times.task) == (2, "convolution 1x1, float16, 1x8x6x6 to 1x4x6x6, then relu")
+    monkeypatch.setattr("nimble_jobs.engine.device.precision", lambda _: {"precision.conv": "tf32"})
     epilogues.fastest(GROUP, CPU)
     assert len(measured) == 2
+
+
+@pytest.mark.parametrize("follows", ["nothing", "bias", "relu", "add", "add-relu"])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_every_way_that_is_measured_is_one_of_the_ways(
+    monkeypatch: pytest.MonkeyPatch, follows: Follows, kernel: int
+) -> None:
+    """A choice of an earlier build is taken only if the ways are the same."""
+    monkeypatch.setattr(measure, "kernel_times_us", lambda calls, _: [1.0] * len(calls))
+    group = replace(GROUP, dtype=torch.float32, follows=follows, weight=(4, 8, kernel, kernel))
+    assert tuple(epilogues.times_us(group, CPU)) == group.ways

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 
+from nimble_jobs.engine import choices
 from nimble_jobs.errors import JobFailed, ModelChanged
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.lookup import obtain as obtaining
@@ -17,10 +19,12 @@ from nimble_jobs.planner.sources.source import Kernels
 from nimble_jobs.schedule import COMPILERS
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.task_times import TaskChoice, TaskTimes
 from tests.store_samples import a_schedule
 
 KEY = "ab" * 32
 MISS = Miss(reason="nothing is stored")
+STORABLE: Any = SimpleNamespace(parts={"model.source": "zoo:first"})
 Load = Callable[[], Taken[str] | Miss | Refused]
 
 
@@ -49,8 +53,7 @@ def never() -> Fresh[str]:
 
 
 def built(closed: list[str], **named: Any) -> Callable[[], Fresh[str]]:
-    storables: tuple[Any, ...] = ("schedule",)
-    return lambda: Fresh(value="new", storables=storables, close=lambda: closed.append("closed"), **named)
+    return lambda: Fresh(value="new", storables=(STORABLE,), close=lambda: closed.append("closed"), **named)
 
 
 def test_what_is_stored_is_taken(store: Store, kept: list[Any]) -> None:
@@ -65,7 +68,7 @@ def test_a_miss_is_built_kept_and_counted(store: Store, kept: list[Any]) -> None
     closed: list[str] = []
     found = obtain(KEY, loads(MISS, MISS), built(closed), store=store)
     assert (found.hit, found.value, found.miss_reason, found.fallback) == (Hit.MISS, "new", MISS.reason, None)
-    assert (kept, closed) == (["schedule"], [])
+    assert (kept, closed) == ([STORABLE], [])
     assert store.schedules.uses().misses == {MISS.reason: 1}
 
 
@@ -107,7 +110,7 @@ def test_a_build_that_disagrees_is_kept_as_refused_and_closed(store: Store, kept
     closed: list[str] = []
     found = obtain(KEY, loads(MISS, MISS), built(closed, failure="it differs"), store=store)
     assert (found.value, found.fallback) == (None, "it differs")
-    assert (kept, closed) == (["schedule"], ["closed"])
+    assert (kept, closed) == ([STORABLE], ["closed"])
 
 
 def test_code_that_changed_meanwhile_is_not_kept(store: Store, kept: list[Any]) -> None:
@@ -135,3 +138,37 @@ def test_only_the_kernels_of_compilers_are_compiled_again() -> None:
     assert known > COMPILERS
     again = {kernels for kernels in known if compiles_again(a_schedule(KEY, kernels=kernels))}
     assert again == COMPILERS
+
+
+def test_what_one_build_measured_the_next_one_takes(store: Store, kept: list[Any]) -> None:
+    """Also for another schedule, which says for which model it was measured."""
+    measured: list[str] = []
+
+    def measure() -> TaskTimes:
+        measured.append("once")
+        return TaskTimes(task="a product", times_us=(("library", 2.0), ("ours", 1.0)), chosen="ours")
+
+    def build() -> Fresh[tuple[TaskChoice, ...]]:
+        assert choices.current().choose({"task": "product"}, ("library", "ours"), measure) == "ours"
+        return Fresh(value=choices.current().made(), storables=(STORABLE,), close=lambda: None)
+
+    first, second = (obtain(key * 64, lambda: MISS, build, store=store).value for key in "ab")
+    assert first is not None
+    assert second is not None
+    assert len(measured) == 1
+    assert (first[0].times.measured_for, second[0].times.measured_for) == (None, "zoo:first")
+
+
+def test_what_a_build_doubts_is_measured_again(store: Store, kept: list[Any]) -> None:
+    """A row that made a candidate fail does not stay."""
+
+    def build() -> Refused:
+        times = TaskTimes(task="a product", times_us=(("library", 2.0), ("ours", 1.0)), chosen="ours")
+        choices.current().choose({"task": "product"}, ("library", "ours"), lambda: times)
+        if store.task_times.count():
+            choices.current().doubt()
+        return Refused(reason="r", fallback="f")
+
+    for rows in (1, 0, 1):
+        obtain(KEY, lambda: MISS, build, store=store)
+        assert store.task_times.count() == rows

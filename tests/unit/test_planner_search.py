@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from nimble_jobs.engine import measure
+from nimble_jobs.engine import choices, measure
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.choices import Choices, using
+from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import CannotRecord, CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.planner.forward import target as targets
 from nimble_jobs.planner.forward.build import Built, build_best, build_schedule
 from nimble_jobs.planner.forward.target import ForwardTarget
 from nimble_jobs.planner.keys.options import BuildOptions, options_of
 from nimble_jobs.planner.keys.request import Request
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search import candidate as candidates
+from nimble_jobs.planner.search.search import Search
+from nimble_jobs.planner.search.target import Captured
 from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.schedule import Candidate, Schedule
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
+from nimble_jobs.task_times import TaskChoice, TaskTimes
 
 CPU = torch.device("cpu")
 LAST = Source(kernels="eager", layout="channels-last")
@@ -113,6 +119,30 @@ def test_what_only_a_further_source_raises_leaves_that_source_out(
     assert built.failure is None
     assert row(built, "eager kernels, 1 stream").chosen
     assert row(built, source.name).reason.startswith(reason)
+
+
+@pytest.mark.parametrize("fails", ["record", "check"])
+def test_choices_of_a_source_that_fails_are_doubted(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """They are measured anew; those of a source that works are kept, and its schedule names them."""
+    times = TaskTimes(task="a product", times_us=(("library", 2.0), ("ours", 1.0)), chosen="ours")
+    record = ForwardTarget.record
+
+    def choosing(target: ForwardTarget, source: Source) -> Iterator[tuple[Role, Recording]]:
+        choices.current().choose({"of": source.name}, ("library", "ours"), lambda: times)
+        if fails == "record" and source == LAST:
+            raise ValueError("no")
+        yield from record(target, source)
+
+    def check(search: Search, captured: Captured, *, must: bool) -> tuple[float | None, str | None]:
+        return (0.0, None) if must or fails != "check" else (1.0, "differs")
+
+    monkeypatch.setattr(ForwardTarget, "record", choosing)
+    monkeypatch.setattr(Search, "_checked", check)
+    with using(Choices()) as made:
+        built = searched(Images(), monkeypatch, LAST)
+    assert [parts["of"] for parts, _ in made.measured.values()] == ["eager kernels"]
+    assert built.schedule.choices == (TaskChoice(times=times, tasks=1),)
+    assert Schedule.from_json(built.schedule.to_json()) == built.schedule
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("full"), torch.OutOfMemoryError("full"), ValueError("no")])

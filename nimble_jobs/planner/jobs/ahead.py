@@ -224,6 +224,7 @@ def _of_schedule(schedule: Schedule) -> dict[str, Any]:
         "graph": asdict(schedule.facts),
         "memory": _memory(schedule),
         "candidates": [asdict(c) for c in schedule.candidates],
+        "choices": [asdict(c) for c in schedule.choices],
     }
 
 

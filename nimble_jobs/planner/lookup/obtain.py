@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, JobFailed, ModelChanged, OutOfMemory
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.lookup.stored import Later, Material, Miss, Obtained, Refused, Storable, Taken, keep
@@ -80,7 +81,7 @@ def obtain(
         with store.builds.turn(key, limit_s=BUILD_WAIT_S, waiting=waiting) as alone:
             found = load()
             if isinstance(found, Miss):
-                made = _kept(build(), found, store, check_code)
+                made = _kept(_measuring(build, store), found, store, check_code)
                 reason = first.reason
                 if not alone:
                     reason += f"; another process was still building it after {BUILD_WAIT_S:.0f} s"
@@ -88,6 +89,26 @@ def obtain(
     if isinstance(found, Taken):
         return Obtained(hit=Hit.STORED, value=found.value)
     return _missed(found.reason, found, store)
+
+
+def _measuring(build: Callable[[], Fresh[T] | Refused], store: Store) -> Fresh[T] | Refused:
+    """`build`, with what earlier builds measured of single tasks; what it measures is stored for later ones."""
+    with using(Choices(store.task_times.read())) as choices:
+        built = build()
+    parts = built.storables[0].parts if isinstance(built, Fresh) and built.storables else {}
+    try:
+        store.task_times.save(
+            choices.measured,
+            time.time(),
+            model=parts.get("model.source", ""),
+            used=choices.used,
+            doubted=choices.doubted,
+        )
+    except BaseException:
+        if isinstance(built, Fresh):
+            built.close()
+        raise
+    return built
 
 
 def _kept(built: Fresh[T] | Refused, miss: Miss, store: Store, check_code: Callable[[], None]) -> Fresh[T] | Refused:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from nimble_jobs.engine import choices, measure
 from nimble_jobs.engine import device as devices
-from nimble_jobs.engine import measure
 from nimble_jobs.engine.bind import arena_plan, planned_bytes
 from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.private.runtime import tested_version
@@ -26,7 +26,7 @@ from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search.candidate import PAYS, Found, failed, left_out
 from nimble_jobs.planner.search.clock import Clock
 from nimble_jobs.planner.search.plans import few_plans, may_have_streams, plans_with_streams
-from nimble_jobs.planner.search.target import Captured, Planned, Programs, Target, whole_us
+from nimble_jobs.planner.search.target import Captured, Planned, Programs, Target, most_streams, name_of, whole_us
 from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Source
 from nimble_jobs.schedule import Candidate
 
@@ -129,11 +129,14 @@ class Search:
                 with self.clock.time("plan"):
                     programs = {role: _on_streams(planned, streams) for role, planned in programs.items()}
         except Exception as e:
+            choices.current().doubt()
             if must:
                 raise
             self.candidates.append(failed(source.name, e, self._target.device))
             return None
         one = self._measure(source, programs, must=must) if programs is not None else None
+        if one is not None and one.failure is not None:
+            choices.current().doubt()
         return one if one is not None and one.failure is None else None
 
     def _recorded(self, source: Source, *, must: bool, timed: bool = True) -> Programs | None:
@@ -144,13 +147,14 @@ class Search:
         recordings: dict[Role, Recording] = {}
         with self.clock.time("record"):
             target.use(source)
+            choices.current().begin()
             for role, recording in target.record(source):
-                recordings[role] = recording
+                recordings[role] = replace(recording, choices=choices.current().made())
                 if not must and self._spent(source.name):
                     return None
         with self.clock.time("plan"):
             programs = {role: _on_one_stream(recording) for role, recording in recordings.items()}
-        if self._too_large(_name(source, programs), programs, must=must):  # timing tasks takes that memory, too
+        if self._too_large(name_of(source, programs), programs, must=must):  # timing tasks takes that memory, too
             return None
         for role, planned in programs.items() if timed else ():
             if not must and self._spent(source.name):
@@ -174,7 +178,7 @@ class Search:
             self._left_out(name, f"not tried: the critical path alone takes {path_us:.0f} us, and {faster}")
             return
         for programs in self._on_several_streams(one, name):
-            if not self._spent(_name(one.source, programs), _most_streams(programs)):
+            if not self._spent(name_of(one.source, programs), most_streams(programs)):
                 self._measure(one.source, programs, single=one)
 
     def _on_several_streams(self, one: Found, name: str) -> list[Programs]:
@@ -229,8 +233,8 @@ class Search:
 
         With several streams, it must also cost clearly less than `single`, the same source on one stream.
         """
-        name, target = _name(source, programs), self._target
-        streams = _most_streams(programs)
+        name, target = name_of(source, programs), self._target
+        streams = most_streams(programs)
         self._told(name)
         if self._too_large(name, programs, must=must):
             return None
@@ -313,7 +317,7 @@ class Search:
         reason = f"its memory plan needs {planned} bytes{products}, more than the {limit} that it may use"
         if must:
             raise OutOfMemory(f"{name}: {reason}")
-        self.candidates.append(left_out(name, f"not captured: {reason}", streams=_most_streams(programs)))
+        self.candidates.append(left_out(name, f"not captured: {reason}", streams=most_streams(programs)))
         return True
 
     def _spent(self, name: str, streams: int | None = None) -> bool:
@@ -338,12 +342,3 @@ def _on_one_stream(recording: Recording) -> Planned:
 def _on_streams(single: Planned, streams: int) -> Planned:
     plan, facts = single.analysis.plan(durations_us=single.durations_us, max_streams=streams)
     return replace(single, plan=plan, facts=facts, memory=arena_plan(single.recording.program, plan))
-
-
-def _name(source: Source, programs: Programs) -> str:
-    streams = " and ".join(str(p.plan.streams) for p in programs.values())
-    return f"{source.name}, {streams} stream{'' if streams == '1' else 's'}"
-
-
-def _most_streams(programs: Programs) -> int:
-    return max(planned.plan.streams for planned in programs.values())

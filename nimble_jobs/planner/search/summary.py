@@ -72,6 +72,7 @@ class Summary:
             peak_bytes=self.memories[role],
             build_s=self.build_s,
             stages=self.stages,
+            choices=planned.recording.choices,
             taken_from=(self.precedent.schedule.key, self.precedent.batch) if self.precedent is not None else None,
         )
         constants = planned.recording.constants

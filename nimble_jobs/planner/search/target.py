@@ -104,6 +104,17 @@ class Target(Protocol):
         """The replay of one program by itself, while inside; it is timed and not checked."""
 
 
+def name_of(source: Source, programs: Programs) -> str:
+    """As a candidate is called: the source's name, and the streams of its programs."""
+    streams = " and ".join(str(p.plan.streams) for p in programs.values())
+    return f"{source.name}, {streams} stream{'' if streams == '1' else 's'}"
+
+
+def most_streams(programs: Programs) -> int:
+    """The streams of the plan that has the most."""
+    return max(planned.plan.streams for planned in programs.values())
+
+
 def whole_us(target: Target, times_us: Mapping[Role, float]) -> float:
     """The time of all programs together, each as often as it runs."""
     return sum(count * times_us[role] for role, count in target.runs.items())

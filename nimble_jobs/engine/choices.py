@@ -1,0 +1,92 @@
+"""Which way each kind of task runs: measured once, by this build or an earlier one.
+
+Whoever has several ways to run a task asks `current()`. Outside of `using`, a process remembers what it measured.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+
+import torch
+
+from nimble_jobs.engine.device import facts
+from nimble_jobs.schedule import FORMAT_VERSION
+from nimble_jobs.task_times import Parts, TaskChoice, TaskTimes, task_key
+
+_NONE: Mapping[str, TaskTimes] = MappingProxyType({})
+
+
+class Choices:
+    """The choices of one build."""
+
+    def __init__(self, earlier: Mapping[str, TaskTimes] = _NONE) -> None:
+        """`earlier`: what earlier builds measured, by the key of the task."""
+        self._earlier = dict(earlier)
+        self._asked: Counter[str] = Counter()  # since `begin`, by key
+        self.measured: dict[str, tuple[Parts, TaskTimes]] = {}  # by this build, with the parts of the key
+        self.used: set[str] = set()  # keys of choices of earlier builds that this build goes by
+        self.doubted: set[str] = set()  # keys of choices of earlier builds that did not work
+
+    def choose(self, parts: Parts, ways: Collection[str], measure: Callable[[], TaskTimes]) -> str:
+        """The way to run a task of this kind, one of `ways`. A kind that no build has measured is measured now.
+
+        `parts` name the operation, shapes and settings, the device and its software. Raises what `measure` raises.
+        """
+        parts = {**parts, "ways": ", ".join(ways)}
+        key = task_key(parts)
+        known = self._known(key)
+        if known is None or known.chosen not in ways:
+            known = measure()
+            self.measured[key] = (parts, known)
+        elif key not in self.measured:
+            self.used.add(key)
+        self._asked[key] += 1
+        return known.chosen
+
+    def begin(self) -> None:
+        """Other tasks are chosen for from now on."""
+        self._asked.clear()
+
+    def made(self) -> tuple[TaskChoice, ...]:
+        """The choices since `begin`, the most frequent kinds of tasks first."""
+        known = ((self._known(key), tasks) for key, tasks in self._asked.most_common())
+        return tuple(TaskChoice(times=times, tasks=tasks) for times, tasks in known if times is not None)
+
+    def doubt(self) -> None:
+        """What was chosen since `begin` did not work or gave wrong results: forget it, so that it is measured anew."""
+        for key in self._asked:
+            self._earlier.pop(key, None)
+            self.measured.pop(key, None)
+        self.doubted |= self.used.intersection(self._asked)
+        self.used -= self.doubted
+        self._asked.clear()
+
+    def _known(self, key: str) -> TaskTimes | None:
+        return self.measured[key][1] if key in self.measured else self._earlier.get(key)
+
+
+_current: ContextVar[Choices] = ContextVar("choices", default=Choices())  # noqa: B039  # one for the process
+
+
+def current() -> Choices:
+    """The choices of the build that this thread works on."""
+    return _current.get()
+
+
+@contextmanager
+def using(choices: Choices) -> Iterator[Choices]:
+    """Inside the block, tasks are chosen by these."""
+    before = _current.set(choices)
+    try:
+        yield choices
+    finally:
+        _current.reset(before)
+
+
+def parts_here(device: torch.device) -> dict[str, str]:
+    """The parts of a task's key that name the device and the software under it."""
+    return facts(device) | {"format": str(FORMAT_VERSION)}
