@@ -27,7 +27,8 @@ from nimble_jobs.data.transform import bind
 from nimble_jobs.engine.device import describe
 from nimble_jobs.planner import Request, prepare
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
-from nimble_jobs.spec.model import InputSpec, TransformSpec
+from nimble_jobs.spec.model import InputSpec
+from nimble_jobs.spec.transform import TransformSpec
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.residency import Residents

@@ -28,7 +28,8 @@ import pyarrow.parquet as pq
 
 from nimble_jobs.data import Wanted, open_reader
 from nimble_jobs.data.buffers import Buffers
-from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
+from nimble_jobs.spec.model import FieldsSpec, InputSpec
+from nimble_jobs.spec.transform import TransformSpec
 
 SHAPE = (224, 224, 3)
 BATCH = 64

@@ -523,6 +523,28 @@ BAD_SPECS = [
         messages=("{file}:11: input.transform.center_crop: larger than resize; expected at most its size",),
     ),
     BadSpec(
+        name="a shorter edge and a size",
+        text=edit(("  batch_size: 64", "  transform: {resize: 32, shortest_edge: 40, center_crop: 32}")),
+        messages=("{file}:11: input.transform.shortest_edge: resize is given, too; expected one of the two",),
+    ),
+    BadSpec(
+        name="a shorter edge without a crop",
+        text=edit(("  batch_size: 64", "  transform: {shortest_edge: 40}")),
+        messages=(
+            "{file}:11: input.transform.center_crop: missing, so the size of a picture would depend on its shape; expected the size that all pictures get",
+        ),
+    ),
+    BadSpec(
+        name="a crop larger than the shorter edge",
+        text=edit(
+            ("  batch_size: 64", "  transform: {shortest_edge: 40, center_crop: [32, 41], interpolation: lanczos}")
+        ),
+        messages=(
+            "{file}:11: input.transform.interpolation: found 'lanczos'; expected bilinear or bicubic",
+            "{file}:11: input.transform.center_crop: larger than shortest_edge; expected at most its size",
+        ),
+    ),
+    BadSpec(
         name="a size of three numbers",
         text=edit(("  batch_size: 64", "  transform: {resize: [32, 32, 3]}")),
         messages=("{file}:11: input.transform.resize: found a list; expected a size in pixels, or [height, width]",),

@@ -12,7 +12,7 @@ from nimble_jobs.graph.dag import Dag
 from nimble_jobs.graph.plan import make_plan
 from nimble_jobs.preprocess import BITS, FLOATS
 from nimble_jobs.schedule import Buffer, BufferKind, Plan, Port, Program, Schedule, Sync, Task, View
-from nimble_jobs.spec.model import TransformSpec
+from nimble_jobs.spec.transform import TransformSpec
 
 ROWS, COLUMNS = 4, 6  # of every buffer of a drawn program
 ITEMSIZE = 4

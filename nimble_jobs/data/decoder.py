@@ -9,12 +9,12 @@ import numpy as np
 from nimble_jobs.data.crew import Crew
 from nimble_jobs.data.records import Signature
 from nimble_jobs.data.source import Loaded, Wanted, placed
-from nimble_jobs.data.transform import arithmetic, crossing
+from nimble_jobs.data.transform import arithmetic, crossing, notes_of, of_pictures
 from nimble_jobs.decoding.do import do
 from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.decoding.work import BAD, GOOD, STATUS, Files, Work
 from nimble_jobs.preprocess import Preprocess
-from nimble_jobs.spec.model import TransformSpec
+from nimble_jobs.spec.transform import TransformSpec
 
 PIECE = 4  # pictures that one thread decodes at a time
 
@@ -34,6 +34,9 @@ class ImageDecoder:
     """
 
     def __init__(self, spec: TransformSpec, where: str) -> None:
+        """Raises DataError if the transform is the model's own and is not understood, or does not fit the pictures."""
+        spec = of_pictures(spec)
+        self.notes = notes_of(spec)
         self._spec = spec
         self._channels = spec.channels or 3
         self.size = spec.center_crop or spec.resize
@@ -52,7 +55,12 @@ class ImageDecoder:
         """How each picture is decoded and resized, before the arithmetic."""
         assert self.size is not None
         return Recipe(
-            channels=self._channels, resize=self._spec.resize, center_crop=self._spec.center_crop, size=self.size
+            channels=self._channels,
+            resize=self._spec.resize,
+            center_crop=self._spec.center_crop,
+            size=self.size,
+            shortest_edge=self._spec.shortest_edge,
+            interpolation=self._spec.interpolation or "bilinear",
         )
 
     @property

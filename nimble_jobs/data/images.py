@@ -50,6 +50,7 @@ class ImageSource(Unblocked):
                 )
             self.labels = self.stamps.folders()
         self.decoder = ImageDecoder(spec.transform, str(root))
+        self.notes = self.decoder.notes
         if self.decoder.size is None:
             self.decoder.set_size(self._common_size())
         self.signature = self.decoder.signature

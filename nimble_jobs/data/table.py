@@ -78,6 +78,7 @@ class TableSource:
         kinds = [columns.stored_as(schema.field(n).type) for n in self._names]
         if len(kinds) == 1 and columns.is_encoded(kinds[0]):
             self.decoder = ImageDecoder(spec.transform, self._where)
+            self.notes = self.decoder.notes
             if self.decoder.size is None:
                 self.decoder.set_size(self._first_size())
             self.piece = PIECE

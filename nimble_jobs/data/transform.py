@@ -14,13 +14,16 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from nimble_jobs.data.records import Signature
+from nimble_jobs.decoding.recipe import scaled
 from nimble_jobs.errors import DataError
 from nimble_jobs.plural import by
 from nimble_jobs.preprocess import BITS, FLOATS, MOST_REDUCED, Layout, Preprocess, result_of
 from nimble_jobs.resizing import weights
-from nimble_jobs.spec.model import TransformSpec
+from nimble_jobs.spec.picture_model import OfFolder
+from nimble_jobs.spec.transform import TransformSpec
 
 _COLOURS = (1, 3, 4)
+_OF_IMAGES = ("resize", "shortest_edge", "interpolation", "center_crop", "channels", "layout")
 _LARGEST = int(np.iinfo(np.int64).max)
 _LUMA = np.array([0.299, 0.587, 0.114], dtype=np.float32)  # ITU-R 601-2, as Pillow's mode L
 
@@ -49,6 +52,20 @@ class OfImages(TransformSpec):
     """The transform of one of several inputs: only images take it, and only uint8 arrays are taken for images."""
 
     arrays: bool = True  # whether arrays may be images at all
+    of_folder: OfFolder | None = None  # what encoded pictures take instead
+
+
+def of_pictures(spec: TransformSpec) -> TransformSpec:
+    """The transform of encoded pictures. Raises DataError if it is the model's own and is not understood."""
+    chosen = spec.of_folder if isinstance(spec, OfImages) and spec.of_folder is not None else spec
+    if isinstance(chosen, OfFolder) and chosen.problem is not None:
+        raise DataError(f"{chosen.problem}; expected input.transform in the spec")
+    return chosen
+
+
+def notes_of(spec: TransformSpec) -> tuple[str, ...]:
+    """A note for users if the model's folder says how pictures are prepared."""
+    return (f"pictures are prepared as {spec.said_by} says: {spec.words}",) if isinstance(spec, OfFolder) else ()
 
 
 def arithmetic(spec: TransformSpec, *, eight_bit: bool, channels: int, trailing: int, where: str) -> Arithmetic:
@@ -170,12 +187,14 @@ def _bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], whe
         raise DataError(f"{where}: holds {_kind(dtype)}; expected numbers")
     if 0 in shape:
         raise DataError(f"{where}: records have shape {shape}; expected at least one value")
+    if isinstance(spec, OfFolder):
+        spec = TransformSpec()
     if isinstance(spec, OfImages) and not (spec.arrays and dtype == np.uint8 and len(shape) in (2, 3)):
         spec = TransformSpec()
         done = arithmetic(spec, eight_bit=False, channels=1, trailing=0, where=where) if dtype.kind == "f" else None
         signature = Signature(shape=shape, dtype="int64" if done is None else "float32")
         return ArrayTransform(spec=spec, signature=signature, layout=None, arithmetic=done, where=where)
-    for_images = [k for k in ("resize", "center_crop", "channels", "layout") if getattr(spec, k) is not None]
+    for_images = [k for k in _OF_IMAGES if getattr(spec, k) is not None]
     eight_bit = dtype == np.uint8
     image = (len(shape) == 2 and (eight_bit or bool(for_images))) or (
         len(shape) == 3 and (eight_bit or dtype.kind == "f" or bool(for_images))
@@ -199,8 +218,12 @@ def _bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], whe
         return ArrayTransform(
             spec=spec, signature=Signature(shape=shape, dtype="float32"), layout=None, arithmetic=plain
         )
+    if spec.interpolation == "bicubic":
+        raise DataError(f"{where}: transform.interpolation: found bicubic; expected bilinear for stored arrays")
     layout = _layout(spec, shape)
     c, h, w = {"hw": (1, *shape[:2]), "chw": shape[:3], "hwc": (shape[-1], *shape[:2])}[layout]
+    if spec.shortest_edge is not None:  # all have one shape, so this is a resize to one size
+        spec = spec.model_copy(update={"resize": scaled(spec.shortest_edge, h, w), "shortest_edge": None})
     h, w = spec.resize or (h, w)
     if spec.center_crop is not None:
         if h < spec.center_crop[0] or w < spec.center_crop[1]:

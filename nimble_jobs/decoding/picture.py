@@ -49,7 +49,10 @@ def pixels(file: BinaryIO, recipe: Recipe, part: Part | None = None) -> np.ndarr
             flat = _in_mode(upright, "L" if recipe.channels == 1 else "RGB")
             if part is not None:
                 return _part(flat, part, recipe)
-            found = np.asarray(flat) if recipe.resize is None else resized(flat, recipe.resize, box)
+            size = recipe.resized(flat.height, flat.width)
+            if size is not None:
+                _check_result(size)
+            found = np.asarray(flat) if size is None else resized(flat, size, box, recipe.interpolation)
     except Undecodable:
         raise
     except Exception as e:  # Pillow's plugins raise almost any exception on damaged bytes
@@ -63,7 +66,7 @@ def pixels(file: BinaryIO, recipe: Recipe, part: Part | None = None) -> np.ndarr
 
 def _part(image: Image.Image, part: Part, recipe: Recipe) -> np.ndarray:
     top, left, height, width = part(image.height, image.width)
-    found = resized(image.crop((left, top, left + width, top + height)), recipe.size)
+    found = resized(image.crop((left, top, left + width, top + height)), recipe.size, None, recipe.interpolation)
     return found[..., None] if found.ndim == 2 else found
 
 
@@ -100,6 +103,11 @@ def _reduce(image: Image.Image, resize: tuple[int, int] | None, orientation: int
 def _check_pixels(image: Image.Image) -> None:
     if image.width * image.height > MAX_PIXELS:
         raise Undecodable(f"image is {image.height}x{image.width} pixels; expected at most {MAX_PIXELS} in all")
+
+
+def _check_result(size: tuple[int, int]) -> None:
+    if size[0] * size[1] > MAX_PIXELS:  # a narrow picture that is made larger
+        raise Undecodable(f"image becomes {by(size)} pixels; expected at most {MAX_PIXELS} in all")
 
 
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:

@@ -13,11 +13,17 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from nimble_jobs.decoding.recipe import Interpolation
+
 try:
     import cykooz_resizer as simd
 except ImportError:  # no wheel for this processor or C library
     simd = None
 
+_PILLOW: dict[Interpolation, Image.Resampling] = {
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
 Box = tuple[float, float, float, float]  # left, upper, right, lower, in pixels of the source
 
 
@@ -26,17 +32,20 @@ def resizer() -> str:
     return f"cykooz-resizer {version('cykooz-resizer')}" if simd is not None else f"Pillow {version('pillow')}"
 
 
-def resized(image: Image.Image, size: tuple[int, int], box: Box | None = None) -> np.ndarray:
+def resized(
+    image: Image.Image, size: tuple[int, int], box: Box | None = None, interpolation: Interpolation = "bilinear"
+) -> np.ndarray:
     """uint8 [height, width] or [height, width, 3] of an image of mode L or RGB, or of the part in `box`.
 
-    Bilinear with antialiasing; `size` is (height, width).
+    With antialiasing; `size` is (height, width). Pillow does bicubic itself: its pixels are those that processors of
+    transformers make.
     """
     height, width = size
     whole = box is None or box == (0, 0, *image.size)
     if whole and image.size == (width, height):
         return np.asarray(image)
-    if simd is None:
-        return np.asarray(image.resize((width, height), Image.Resampling.BILINEAR, box=box))
+    if simd is None or interpolation == "bicubic":
+        return np.asarray(image.resize((width, height), _PILLOW[interpolation], box=box))
     kind = simd.PixelType.U8 if image.mode == "L" else simd.PixelType.U8x3
     options = _tools().whole
     if not whole:

@@ -10,7 +10,6 @@ from nimble_jobs.spec.model import (
     RetrySpec,
     RunSpec,
     ScheduleSpec,
-    TransformSpec,
     json_schema,
 )
 from nimble_jobs.spec.notify import NotifySpec
@@ -24,6 +23,7 @@ from nimble_jobs.spec.training import (
     TrainSpec,
     ValidationSpec,
 )
+from nimble_jobs.spec.transform import TransformSpec
 
 __all__ = [
     "AugmentSpec",

@@ -20,10 +20,8 @@ from nimble_jobs.spec.fields import (
     Columns,
     Device,
     Frozen,
-    HeightWidth,
     LimitOrOff,
     Name,
-    Number,
     OutputField,
     Positive,
     Seconds,
@@ -36,6 +34,7 @@ from nimble_jobs.spec.output_path import output_path
 from nimble_jobs.spec.text import TextSpec
 from nimble_jobs.spec.timer_fields import TEMPLATED, ExpressionText, MomentText, ZoneName
 from nimble_jobs.spec.training import TrainSpec
+from nimble_jobs.spec.transform import TransformSpec
 from nimble_jobs.spec.units import BadValue, wrong
 
 
@@ -108,26 +107,6 @@ class FieldsSpec(Frozen):
     def columns(self) -> tuple[str, ...]:
         """The columns of texts: one, or two that make a pair."""
         return (self.x,) if isinstance(self.x, str) else tuple(self.x)
-
-
-class TransformSpec(Frozen):
-    """How each record is prepared for the model."""
-
-    resize: HeightWidth | None = Field(default=None, description="Size in pixels: one number, or [height, width].")
-    center_crop: HeightWidth | None = Field(default=None, description="Size kept around the centre, after resizing.")
-    channels: Literal[1, 3] | None = Field(default=None, description="Channels the model wants; grey is repeated.")
-    scale: Positive | None = Field(
-        default=None, description="Raw values are multiplied by this; by default 1/255 for 8-bit data, otherwise 1."
-    )
-    mean: tuple[Number, ...] | None = Field(
-        default=None, min_length=1, description="Mean to subtract, for each channel."
-    )
-    std: tuple[Positive, ...] | None = Field(
-        default=None, min_length=1, description="Standard deviation to divide by, for each channel."
-    )
-    layout: Literal["chw", "hwc"] | None = Field(
-        default=None, description="Order of the dimensions of stored arrays; by default inferred from the shape."
-    )
 
 
 class OnlyNewSpec(Frozen):

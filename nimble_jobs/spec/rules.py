@@ -222,6 +222,22 @@ def _sizes(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("input.transform.center_crop", "larger than resize", "at most its size")
 
 
+@rule("input.transform.resize", "input.transform.center_crop", "input.transform.shortest_edge")
+def _shortest_edge(spec: JobSpec) -> Iterator[Finding]:
+    transform = spec.input.transform
+    edge, crop = transform.shortest_edge, transform.center_crop
+    if edge is None:
+        return
+    if transform.resize is not None:
+        yield Finding("input.transform.shortest_edge", "resize is given, too", "one of the two")
+    if crop is None:
+        problem = "missing, so the size of a picture would depend on its shape"
+        expected = "the size that all pictures get"
+        yield Finding("input.transform.center_crop", problem, expected, at="input.transform.shortest_edge")
+    elif max(crop) > edge:
+        yield Finding("input.transform.center_crop", "larger than shortest_edge", "at most its size")
+
+
 @rule("input.transform.layout", "input.format")
 def _layout(spec: JobSpec) -> Iterator[Finding]:
     if spec.input.format == "images" and spec.input.transform.layout is not None:

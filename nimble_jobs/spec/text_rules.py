@@ -10,9 +10,10 @@ from nimble_jobs.errors import ModelError
 from nimble_jobs.sentence import transformer_folder
 from nimble_jobs.spec.findings import Finding, Rule, register
 from nimble_jobs.spec.formats import TEXTS
-from nimble_jobs.spec.model import JobSpec, TransformSpec
+from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import parse_source
 from nimble_jobs.spec.text_model import text_model
+from nimble_jobs.spec.transform import TransformSpec
 from nimble_jobs.spec.units import show
 
 RULES: list[Rule] = []

@@ -20,8 +20,6 @@ from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.context import JobContext
 from nimble_jobs.workloads.decoding import THREADS, DeviceDecoding
 
-RESIZE = "bilinear with antialiasing"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Decode:
@@ -29,7 +27,7 @@ class Decode:
 
     by: Literal["cpu", "gpu"]
     decoder: str  # names and versions; with gpu also of what decodes what a device cannot take
-    resize: str = RESIZE
+    resize: str = "bilinear with antialiasing"
 
     def to_json(self) -> dict[str, Any]:
         """The choice as JSON-able values, for the manifest."""
@@ -49,22 +47,24 @@ def choose(spec: JobSpec, reader: Reader, device: torch.device) -> tuple[Decode 
         return None, None
     wanted = spec.input.decode
     if wanted == "cpu":
-        return on_host(), None
+        return on_host(reader.recipe.interpolation), None
     why = pictures.available(device)
+    if why is None:
+        why = reader.recipe.on_host_only
     if why is None and reader.preprocess is None:
         why = "the transform's arithmetic gives values that are not finite"
     if why is None:
         return Decode(by="gpu", decoder=f"{pictures.decoder_name()}; {on_host().decoder}"), None
     if wanted == "gpu":
         raise UsageError(f"input.decode: found gpu, but {why}; expected auto or cpu")
-    return on_host(), why if able(device).decoder else None
+    return on_host(reader.recipe.interpolation), why if able(device).decoder else None
 
 
-def on_host() -> Decode:
+def on_host(interpolation: str = "bilinear") -> Decode:
     """The decoder on the host."""
     from nimble_jobs.decoding.picture import decoder  # Pillow is loaded for pictures only
 
-    return Decode(by="cpu", decoder=decoder())
+    return Decode(by="cpu", decoder=decoder(), resize=f"{interpolation} with antialiasing")
 
 
 def tell(context: JobContext, decode: Decode | None, why_not: str | None) -> None:

@@ -23,7 +23,8 @@ from nimble_jobs.data import Batch, Reader, Wanted, arrays, csv_cuts, csv_file, 
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.data.transform import on_host
 from nimble_jobs.errors import DataError
-from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
+from nimble_jobs.spec.model import FieldsSpec, InputSpec
+from nimble_jobs.spec.transform import TransformSpec
 
 N = 13
 IDS = [f"{'ab'[i % 2]}/{i:03}.png" for i in range(N)]  # what an image folder calls them

@@ -21,7 +21,8 @@ from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.errors import DataError
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.seen import Counts, FileList, InputFile
-from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
+from nimble_jobs.spec.model import FieldsSpec, InputSpec
+from nimble_jobs.spec.transform import TransformSpec
 
 N = 23
 RANDOM = np.random.default_rng(4)

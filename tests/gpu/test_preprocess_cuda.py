@@ -21,7 +21,7 @@ from nimble_jobs.planner.jobs.loaded import build_module
 from nimble_jobs.planner.sources.source import Layout, Source, Variants, record_source
 from nimble_jobs.preprocess import FLOATS, Preprocess, bits
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
-from nimble_jobs.spec.model import TransformSpec
+from nimble_jobs.spec.transform import TransformSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.residency import Residents

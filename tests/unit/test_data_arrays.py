@@ -18,7 +18,8 @@ from nimble_jobs.data.rows import FileRows, FortranRows
 from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import usable_cores
 from nimble_jobs.regular import open_regular
-from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
+from nimble_jobs.spec.model import FieldsSpec, InputSpec
+from nimble_jobs.spec.transform import TransformSpec
 
 
 def spec_of(path: Path, **fields: Any) -> InputSpec:

@@ -17,7 +17,8 @@ from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.decoding.picture import pixels
 from nimble_jobs.decoding.pool import Decoders
 from nimble_jobs.decoding.recipe import Recipe
-from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
+from nimble_jobs.spec.model import FieldsSpec, InputSpec
+from nimble_jobs.spec.transform import TransformSpec
 
 RNG = np.random.default_rng(0)
 RECIPE = Recipe(channels=3, resize=(16, 12), center_crop=None, size=(16, 12))

@@ -12,7 +12,8 @@ from PIL import Image
 from nimble_jobs.data import open_reader
 from nimble_jobs.decoding import picture
 from nimble_jobs.errors import DataError
-from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
+from nimble_jobs.spec.model import FieldsSpec, InputSpec
+from nimble_jobs.spec.transform import TransformSpec
 
 PIXELS = np.random.default_rng(0).integers(0, 256, size=(8, 6, 3), dtype=np.uint8)
 

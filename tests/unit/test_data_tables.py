@@ -16,7 +16,8 @@ from PIL import Image
 from nimble_jobs.data import Batch, blocks, columns, memory, open_reader
 from nimble_jobs.data import parquet as parquet_files
 from nimble_jobs.errors import DataError
-from nimble_jobs.spec.model import FieldsSpec, InputSpec, TransformSpec
+from nimble_jobs.spec.model import FieldsSpec, InputSpec
+from nimble_jobs.spec.transform import TransformSpec
 
 UUIDS = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([bytes(16), bytes(range(16))], pa.binary(16)))
 

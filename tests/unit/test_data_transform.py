@@ -12,7 +12,7 @@ from PIL import Image
 
 from nimble_jobs.data.transform import bind, resize
 from nimble_jobs.errors import DataError
-from nimble_jobs.spec.model import TransformSpec
+from nimble_jobs.spec.transform import TransformSpec
 
 
 def run(raw: np.ndarray, **options: object) -> np.ndarray:

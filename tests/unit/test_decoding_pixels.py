@@ -18,7 +18,8 @@ from nimble_jobs.decoding import picture, resize
 from nimble_jobs.decoding.picture import pixels
 from nimble_jobs.decoding.pool import Decoders
 from nimble_jobs.decoding.recipe import Recipe
-from nimble_jobs.spec.model import InputSpec, TransformSpec
+from nimble_jobs.spec.model import InputSpec
+from nimble_jobs.spec.transform import TransformSpec
 from tests.photographs import by_pillow, damaged, jpeg, photographs
 
 SIZE = (96, 128)

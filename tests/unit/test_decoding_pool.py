@@ -26,7 +26,8 @@ from nimble_jobs.decoding.processes import command
 from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.decoding.task import DIED, Shared
 from nimble_jobs.decoding.work import BAD, GOOD, STATUS, Files, Work
-from nimble_jobs.spec.model import InputSpec, TransformSpec
+from nimble_jobs.spec.model import InputSpec
+from nimble_jobs.spec.transform import TransformSpec
 from tests.waiting import PATIENCE_S, until
 
 RECIPE = Recipe(channels=3, resize=(8, 8), center_crop=None, size=(8, 8))

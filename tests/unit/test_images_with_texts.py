@@ -39,7 +39,6 @@ input:
   format: parquet
   fields: {{x: {{{arguments}}}, id: name}}
   batch_size: 3
-  transform: {{mean: [0.5], std: [0.25]}}
   text: {text}
 run: {{device: cpu, error_threshold: {threshold}}}
 output: {{path: {folder}/out, fields: [id, image_embeds, text_embeds, logits_per_image]}}
@@ -53,6 +52,8 @@ def clip(folder: Path) -> Path:
     write_tokenizer(found, longest=16)
     config = json.loads((found / "config.json").read_text())
     rewrite(found / "config.json", text_config={**config["text_config"], "eos_token_id": 3})
+    prepared = {"image_processor_type": "ViTImageProcessor", "size": 16, "image_mean": [0.5], "image_std": [0.25]}
+    (found / "preprocessor_config.json").write_text(json.dumps(prepared))
     return found
 
 
@@ -114,7 +115,9 @@ def test_a_column_of_text_becomes_tokens_and_their_mask(tmp_path: Path) -> None:
 
 
 def test_a_clip_scores_pictures_and_captions(tmp_path: Path) -> None:
-    """As the model itself does for each record alone; what was cut and what is bad is said."""
+    """As the model itself does for each record alone, with pictures prepared as its folder says; what was cut and what
+    is bad is said.
+    """
     clip(tmp_path)
     texts = [*TEXTS[:3], None, "red dog", "big " * 40, "mat"]
     written(tmp_path, texts)
@@ -123,6 +126,9 @@ def test_a_clip_scores_pictures_and_captions(tmp_path: Path) -> None:
         job = run(store, dump(spec))
         said = [event.message for event in store.jobs.events(job.id)]
     assert job.state is JobState.SUCCEEDED, job.error
+    assert any(
+        text.endswith("preprocessor_config.json says: resized to 16x16, bilinear, mean 0.5, std 0.25") for text in said
+    )
     assert any(text == "1 of 7 texts were cut to 16 tokens" for text in said), said
     table = pa.concat_tables(pq.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet")))
     rows = {row["id"]: row for row in table.to_pylist()}

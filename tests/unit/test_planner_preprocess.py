@@ -28,7 +28,7 @@ from nimble_jobs.planner.lookup.why import why
 from nimble_jobs.planner.module.limits import find_limits, numbers_for
 from nimble_jobs.preprocess import bits
 from nimble_jobs.spec import ModelSpec
-from nimble_jobs.spec.model import TransformSpec
+from nimble_jobs.spec.transform import TransformSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.bundle import write_bundle
 from nimble_jobs.store.home import resolve

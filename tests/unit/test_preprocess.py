@@ -16,7 +16,7 @@ from nimble_jobs.data.transform import ArrayTransform, bind, on_host
 from nimble_jobs.engine.inputs import draw
 from nimble_jobs.models.preprocessed import Preprocessed, crossing_dtype
 from nimble_jobs.preprocess import BITS, FLOATS, Preprocess, bits, of_words
-from nimble_jobs.spec.model import TransformSpec
+from nimble_jobs.spec.transform import TransformSpec
 from tests.strategies import stored_batches, stored_transforms
 
 CPU = torch.device("cpu")
