@@ -14,11 +14,13 @@ AnyStaging = Staging | ObjectStaging
 AnyMember = MemberStaging | MemberObjects
 
 
-def stage(output: OutputSpec, job_id: str, attempt: int, *, through: Through, **options: Any) -> AnyStaging:
-    """What one attempt writes. `through` repeats requests to an object store; options are those of `Staging`."""
+def stage(
+    output: OutputSpec, job_id: str, attempt: int, *, through: Through, successor: str | None = None, **options: Any
+) -> AnyStaging:
+    """What one attempt writes. `through` repeats requests to an object store; other options are those of `Staging`."""
     if output.address is not None:
         return ObjectStaging(output, job_id, attempt, through=through, **options)
-    return Staging(output, job_id, attempt, **options)
+    return Staging(output, job_id, attempt, successor=successor, **options)
 
 
 def stage_member(

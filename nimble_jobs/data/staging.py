@@ -4,9 +4,10 @@
     .NAME.JOB/shards-2/00000.json              a sheet per finished shard: its files with their SHA-256, its bad records
     .NAME.JOB/shards-2/note                    what a later attempt must do as this one did
     .NAME.JOB/attempt-2.1-x8fkw2pa/…           the same of a member, if several devices work on the job
+    .NAME.JOB/attempt-2.1-x8fkw2pa.lead/…      the files to publish, of a member that took the lead from another one
 
 A shard is finished once its sheet exists. Attempts share no writable file, so a stale attempt that still runs does no
-harm. Once a newer attempt has removed its folder, its next write raises FencedOut.
+harm, nor does a member that lost the lead. Once another one has removed its folder, its next write raises FencedOut.
 """
 
 from __future__ import annotations
@@ -49,12 +50,15 @@ class Staging(Unpublished):
         basis: str = "",
         decoded_by: str | None = None,
         error: Callable[[BadRecord], object] = dataclasses.asdict,
+        successor: str | None = None,
     ) -> None:
+        """`successor`: the member that took the lead of this attempt from another one, which may still write."""
         super().__init__(output, job_id, attempt, ledger=ledger, basis=basis, decoded_by=decoded_by, error=error)
         if not _PLAIN.fullmatch(job_id):
             raise DataError(f"job id {job_id!r} cannot be part of a folder name")
         self._root = staging_root(output.folder, job_id)
-        self._files = ShardFiles(self._root, str(attempt), format_=output.format, basis=basis, decoded_by=decoded_by)
+        name = str(attempt) if successor is None else f"{attempt}.{successor}.lead"
+        self._files = ShardFiles(self._root, name, format_=output.format, basis=basis, decoded_by=decoded_by)
         self._folder, self._sheets = self._files.folder, self._files.sheets
         self._extra: list[str] = []
         self._unsynced: set[str] = set()  # files that may not be durable yet

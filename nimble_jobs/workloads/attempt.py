@@ -70,6 +70,7 @@ def claimed(
         "ledger": ledger,
         "basis": how,
         "decoded_by": decoded_by,
+        "successor": job.worker if job.joined else None,
     }
     if answers is not None:
         options["error"] = answers.error

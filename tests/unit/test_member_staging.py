@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nimble_jobs.data import MemberStaging, Staging
-from nimble_jobs.errors import OutOfStep
+from nimble_jobs.errors import FencedOut, OutOfStep
 from nimble_jobs.spec.model import OutputSpec
 from tests.ledger import Book
 
@@ -40,6 +40,30 @@ def test_another_input(output: OutputSpec) -> None:
     with pytest.raises(OutOfStep, match="has changed since the job's other devices began") as found:
         member(output, "other").noted()
     assert found.value.retryable
+
+
+def test_a_leader_that_was_stopped(output: OutputSpec) -> None:
+    """Another member took the lead while it was stopped. Whatever it does when it goes on, the other one publishes what
+    it has checked, and leaves nothing behind.
+    """
+    book = Book(output.path.parent)
+    scores = {"id": ["a", "b"]}
+    first = leading(output)
+    second = member(output)
+    second.write_shard(0, scores)
+    leads = Staging(output, "j", 1, ledger=book, basis="basis", successor="w")
+    for staging in (first, leads):
+        staging.adopt(last=True)
+        assert list(staging.done) == [0]
+    (extra := leads.file("extra.txt")).write_text("of the one that leads")
+    first._complete({})  # everything up to the rename; it removes what it does not know
+    first.write_shard(0, {"id": ["other"]})
+    assert extra.exists()
+    published = leads.publish({}, shards=1)
+    assert set(published["files"]) == {"part-00000.parquet", "extra.txt", "manifest.json"}
+    with pytest.raises(FencedOut):
+        first.write_shard(0, scores)
+    assert [path.name for path in output.path.parent.iterdir()] == ["out"]
 
 
 def test_a_job_that_is_over(output: OutputSpec) -> None:
