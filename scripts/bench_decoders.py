@@ -37,7 +37,8 @@ from PIL import Image
 
 from nimble_jobs.bench.scoring import photos
 from nimble_jobs.engine.device import describe, facts
-from nimble_jobs.engine.pictures import PictureDecoder, available, decoder_name
+from nimble_jobs.engine.picture_trial import available
+from nimble_jobs.engine.pictures import PictureDecoder, decoder_name
 from nimble_jobs.pictures import Pictures
 
 SIZE = (224, 224)  # height, width

@@ -26,7 +26,8 @@ from torch import nn
 from nimble_jobs.decoding.do import left_encoded
 from nimble_jobs.decoding.picture import decoder, pixels
 from nimble_jobs.decoding.recipe import Recipe
-from nimble_jobs.engine.pictures import PictureDecoder, available, decoder_name
+from nimble_jobs.engine.picture_trial import available
+from nimble_jobs.engine.pictures import PictureDecoder, decoder_name
 from nimble_jobs.pictures import Pictures
 
 SIDE, BATCH = 128, 50

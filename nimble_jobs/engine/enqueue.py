@@ -1,4 +1,4 @@
-"""Queues copies, events and waits on streams without releasing the interpreter's lock.
+"""Queues copies, fills, events and waits on streams without releasing the interpreter's lock.
 
 torch releases the lock around each of these calls, although they take about a microsecond. A thread that releases it
 queues up behind all other threads that run Python, and a pipeline makes about fifteen such calls per batch.
@@ -45,6 +45,18 @@ def copy(target: torch.Tensor, source: torch.Tensor, stream: torch.cuda.Stream) 
         target.copy_(source, non_blocking=True)
 
 
+def fill(target: torch.Tensor, value: int, stream: torch.cuda.Stream) -> None:
+    """Set all bytes of contiguous device memory to `value`, 0 to 255, on `stream`."""
+    if _held().cuMemsetD8Async(target.data_ptr(), value, target.nbytes, stream.cuda_stream):
+        with torch.cuda.stream(stream):
+            target.view(torch.uint8).fill_(value)
+
+
+def idle(stream: torch.cuda.Stream) -> bool:
+    """Whether all work on `stream` is known to be done. An error of the device is left to whoever waits for it."""
+    return not _held().cuStreamQuery(stream.cuda_stream)
+
+
 @functools.cache
 def _held() -> ctypes.CDLL:
     """The driver, called with the lock held."""
@@ -61,5 +73,7 @@ def _typed(cuda: ctypes.CDLL) -> ctypes.CDLL:
     handle, address = ctypes.c_void_p, ctypes.c_uint64
     cuda.cuEventRecord.argtypes = (handle, handle)
     cuda.cuStreamWaitEvent.argtypes = (handle, handle, ctypes.c_uint)
+    cuda.cuStreamQuery.argtypes = (handle,)
     cuda.cuMemcpyAsync.argtypes = (address, address, ctypes.c_size_t, handle)
+    cuda.cuMemsetD8Async.argtypes = (address, ctypes.c_ubyte, ctypes.c_size_t, handle)
     return cuda

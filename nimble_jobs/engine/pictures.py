@@ -5,9 +5,7 @@ Two decoders in two threads keep the device's decoding engines busy: while one r
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import functools
 import threading
 from collections import Counter
 from importlib.metadata import version
@@ -15,12 +13,12 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
-from nimble_jobs.engine import canaries, enqueue, jpeg_engines, nvjpeg, streams
+from nimble_jobs.engine import enqueue, jpeg_engines, nvjpeg, streams
+from nimble_jobs.engine.blank import BlankMemory
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.jpeg_engines import JpegEngines
 from nimble_jobs.engine.resize import Planes, Shaping, Tables, resize_into
 from nimble_jobs.engine.salvage import portions, salvage
-from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
 from nimble_jobs.pictures import Pictures
 
 _AT_ONCE_BYTES = 256 << 20  # of decoded pictures in one call, unless one alone is larger
@@ -28,60 +26,9 @@ _TAKES = 4  # decoding takes so many times as much: decoded pictures, memory the
 _SHARE = 64  # a call takes at most this fraction (1/64) of the device's memory
 _ALIGNED = 256  # bytes; where the planes of a picture begin
 _LARGE_BYTES = 10 << 20  # above it, torch's allocator keeps separate memory for each size
-_SAMPLE = (64, 64, (200, 100, 50))  # height, width and colour of
-_SAMPLE_JPEG = base64.b64decode(
-    "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAMCAgMCAgMDAwMEAwMEBQgFBQQEBQoHBwYIDAoMDAsKCwsNDhIQDQ4RDgsLEBYQERMUFRUVDA8XGBYUGB"
-    "IUFRT/2wBDAQMEBAUEBQkFBQkUDQsNFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBT/wAARCABAAEADASIA"
-    "AhEBAxEB/8QAFQABAQAAAAAAAAAAAAAAAAAAAAT/xAAUEAEAAAAAAAAAAAAAAAAAAAAA/8QAFgEBAQEAAAAAAAAAAAAAAAAAAAcI/8QAFBEBAAAAAA"
-    "AAAAAAAAAAAAAAAP/aAAwDAQACEQMRAD8AkAQ9pAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAB/9k="
-)
 # Idle streams by device index. The memory that the allocator cached for them is used again.
 _STREAMS: dict[int, list[torch.cuda.Stream]] = {}
 _LOCK = threading.Lock()
-
-
-def available(device: torch.device) -> str | None:
-    """None if pictures can be decoded on the device, else why not. Decodes one to see.
-
-    Raises OutOfMemory and DeviceFault.
-    """
-    if not able(device).decoder:
-        return f"run.device is {device.type}, and only CUDA devices decode"
-    if not torch.cuda.is_available():
-        return "CUDA is not available"
-    return _trial(torch.device("cuda", device.index or 0))
-
-
-@functools.cache
-def _trial(device: torch.device) -> str | None:
-    height, width, colour = _SAMPLE
-    data = np.frombuffer(bytearray(_SAMPLE_JPEG), dtype=np.uint8)
-    sample = Pictures(
-        data=data,
-        spans=np.array([[0, len(data)]]),
-        sizes=np.array([[height, width]], dtype=np.int32),
-        alike=np.array([-1]),
-    )
-    try:
-        decoder = PictureDecoder(device, height, width, 3)
-        with contextlib.closing(decoder):
-            out = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=device)
-            torch.cuda.current_stream(device).synchronize()
-            failed = decoder.decode(sample, out)
-            assert decoder.done is not None
-            decoder.done.synchronize()
-    except (OutOfMemory, DeviceFault):
-        raise
-    except EngineError as e:
-        return str(e)
-    except RuntimeError as e:
-        if isinstance(e, torch.AcceleratorError):
-            raise DeviceFault(str(e)) from e
-        return first_line(e)
-    if failed:
-        return next(iter(decoder.refusals))
-    far = (out.cpu().to(torch.int16) - torch.tensor(colour, dtype=torch.int16)).abs().max().item()
-    return None if far <= 4 else f"a test picture was decoded wrongly: it is off by {far} of 255"
 
 
 class PictureDecoder:
@@ -104,7 +51,7 @@ class PictureDecoder:
         decode: nvjpeg.Decode | None = None,
         at_once_bytes: int | None = None,
     ) -> None:
-        """Raises RuntimeError if torchvision's decoders cannot be loaded; call `available` first."""
+        """Raises RuntimeError if torchvision's decoders cannot be loaded; call `picture_trial.available` first."""
         self.device = torch.device(device.type, device.index or 0) if device.type == "cuda" else device
         self.refusals: Counter[str] = Counter()  # how many pictures were not decoded here, by reason
         # Happens when the rows of the last `decode` are complete; None on the CPU.
@@ -121,6 +68,8 @@ class PictureDecoder:
                 self._stream = free.pop() if free else streams.take(self.device)
             self.done = torch.cuda.Event()
         self._tables = Tables(self.device)
+        self._memory = BlankMemory(self.device, self._at_once_bytes)
+        self._used: tuple[torch.Tensor, int, int] | None = None  # the engines' pictures: memory, bytes, number
         self._engines = None if decode is not None else jpeg_engines.take(self.device, channels)
 
     @property
@@ -157,9 +106,13 @@ class PictureDecoder:
         with self._on_stream():
             for start, stop in portions(sizes.tolist(), self._at_once_bytes):
                 large = int(sizes[start:stop].max()) >= _LARGE_BYTES
-                rows, decoded = self._decoded(pictures, encoded[start:stop], failed, large=large)
-                parts = None if boxes is None else boxes[rows]
-                resize_into(out, decoded, rows, self._shaping, parts, tables=self._tables, after=after)
+                rows = encoded[:0]
+                try:
+                    rows, decoded = self._decoded(pictures, encoded[start:stop], failed, large=large)
+                    parts = None if boxes is None else boxes[rows]
+                    resize_into(out, decoded, rows, self._shaping, parts, tables=self._tables, after=after)
+                finally:
+                    failed += self._left_out(rows)
             self._wait(after)
             self._copy(pictures, out)
             if self.done is not None and self._stream is not None:
@@ -172,6 +125,7 @@ class PictureDecoder:
         engines, self._engines = self._engines, None
         if stream is not None:
             stream.synchronize()
+            self._memory.drop()
             if engines is not None:
                 jpeg_engines.give_back(engines)
             with _LOCK:
@@ -221,37 +175,44 @@ class PictureDecoder:
         if len(broken):
             failed += broken.tolist()
             self.refusals["nvJPEG cannot read its header"] += len(broken)
-        nbytes = self._shaping.channels * sizes.prod(axis=1)
-        room = -(-nbytes // _ALIGNED) * _ALIGNED * takes
+        room = -(-self._shaping.channels * sizes.prod(axis=1) // _ALIGNED) * _ALIGNED * takes
         # A damaged picture may leave part of its memory as it was, which must not be another picture.
-        flat = canaries.blank(int(room.sum()), self.device)
-        starts = np.cumsum(room) - room
-        targets = flat.data_ptr() + starts
-        stream.synchronize()
+        nbytes = int(room.sum())
+        flat = self._memory.take(nbytes, stream)
+        targets = flat.data_ptr() + np.cumsum(room) - room
         mine = np.flatnonzero(takes)
-        failure = None
         if len(mine):
+            self._used = flat, nbytes, len(mine)
             try:
                 engines.decode(addresses[mine], lengths[mine], sizes[mine], targets[mine], stream.cuda_stream)
             except RuntimeError as e:
-                failure = e
-            finally:
                 stream.synchronize()  # the host's bytes have been read, and nothing is written any more
-        left_out = np.ones(len(mine), dtype=bool)
-        if failure is None:
-            left_out = canaries.untouched(flat, starts[mine], nbytes[mine])
-        if failure is not None:
-            self.refusals[nvjpeg.refusal(failure, self.device)] += len(mine)
-            self._engines = jpeg_engines.take(self.device, self._shaping.channels)  # the old may never finish again
-        elif left_out.any():
-            self.refusals["the device reported a picture that it had not decoded"] += int(left_out.sum())
-        done = mine[~left_out]
-        failed += rows[mine[left_out]].tolist()
-        planes = Planes(addresses=targets[done], sizes=sizes[done], held=(flat,))
+                self.refusals[nvjpeg.refusal(e, self.device)] += len(mine)
+                failed += rows[mine].tolist()
+                mine, self._used = mine[:0], None
+                self._engines = jpeg_engines.take(self.device, self._shaping.channels)  # the old may never finish again
+        planes = Planes(addresses=targets[mine], sizes=sizes[mine], held=(flat,))
         if not len(others):
-            return rows[done], planes
+            return rows[mine], planes
         more, theirs = self._by_torchvision(pictures, others, failed)
-        return np.concatenate([rows[done], more]), planes.and_(theirs)
+        return np.concatenate([rows[mine], more]), planes.and_(theirs)
+
+    def _left_out(self, rows: np.ndarray) -> list[int]:
+        """Those of the rows just resized whose pictures the engines did not write, though they reported success.
+
+        A grey picture may look like them; another decoder then has to decode it. Waits for the stream, after which the
+        host's bytes have been read.
+        """
+        used, self._used = self._used, None
+        if used is None or self._stream is None:
+            return []
+        flat, nbytes, count = used
+        self._memory.give_back(flat, nbytes, self._stream)
+        blank = np.flatnonzero(self._tables.blank(min(count, len(rows))))
+        if len(blank):
+            self.refusals["the device reported a picture that it had not decoded"] += len(blank)
+        left_out: list[int] = rows[blank].tolist()
+        return left_out
 
     def _by_torchvision(self, pictures: Pictures, rows: np.ndarray, failed: list[int]) -> tuple[np.ndarray, Planes]:
         """`_decoded` by torchvision."""
@@ -300,7 +261,8 @@ class PictureDecoder:
         """Wait until no kernel reads decoded pictures: nvJPEG is about to write to their memory, and asks no stream."""
         if self._stream is None:
             return
-        self._stream.synchronize()
+        if not enqueue.idle(self._stream):
+            self._stream.synchronize()
         if self._grown_bytes > 2 * self._at_once_bytes:
             torch.cuda.empty_cache()  # memory kept for other sizes would add up
             self._grown_bytes = 0

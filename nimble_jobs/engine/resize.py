@@ -112,18 +112,20 @@ class Shaping:
 
 
 class Tables:
-    """Memory for the kernel's table, on the host and on the device. For one stream, whose kernels read it."""
+    """Memory for the kernel's table, on the host and on the device, and for what it finds. For one stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._host = torch.empty(0, FIELDS, dtype=torch.int64)
         self._there = torch.empty(0, FIELDS, dtype=torch.int64, device=device)
+        self.flags = torch.empty(0, dtype=torch.uint8)  # on the host, where kernels write them
 
     def make(self, lines: int) -> None:
         """Allocate memory for `lines` lines. The stream must be idle."""
         if self._device.type == "cuda" and len(self._there) < lines:
             self._host = torch.empty(lines, FIELDS, dtype=torch.int64, pin_memory=True)
             self._there = torch.empty(lines, FIELDS, dtype=torch.int64, device=self._device)
+            self.flags = torch.empty(lines, dtype=torch.uint8, pin_memory=True)
 
     def send(self, lines: np.ndarray, stream: torch.cuda.Stream) -> torch.Tensor:
         """Copy lines, int64 [n, FIELDS], to the device, after all earlier work on `stream`."""
@@ -131,6 +133,13 @@ class Tables:
         host.numpy()[...] = lines
         enqueue.copy(there, host, stream)
         return there
+
+    def blank(self, count: int) -> np.ndarray:
+        """bool [count]: which of the first pictures of the last launch looked like blank memory, in the part that
+        was resized. The stream must be idle.
+        """
+        blank: np.ndarray = self.flags[:count].numpy() != 0
+        return blank
 
 
 def resize_into(
@@ -171,7 +180,7 @@ def resize_into(
         _WARPS,
         kernel.shared_bytes,
         kernel.arg_types,
-        (table, out, shaping.height, shaping.width, *kernel.scratch),
+        (table, out, tables.flags, shaping.height, shaping.width, *kernel.scratch),
         stream.cuda_stream,
     )
 
@@ -226,7 +235,7 @@ def compiled(capability: int, channels: int) -> Kernel:
     sizes = dict.fromkeys(resize_triton.SIZES, "i32")
     source = ASTSource(
         fn=function,
-        signature={"table": "*i64", "out": "*u8"} | sizes | dict.fromkeys(constants, "constexpr"),
+        signature={"table": "*i64", "out": "*u8", "flags": "*u8"} | sizes | dict.fromkeys(constants, "constexpr"),
         constexprs=constants,
     )
     try:
@@ -239,6 +248,6 @@ def compiled(capability: int, channels: int) -> Kernel:
         name=made.metadata.name,
         binary=made.asm["cubin"],
         shared_bytes=made.metadata.shared,
-        arg_types="OO" + "i" * len(sizes) + "O" * extra,
+        arg_types="OOO" + "i" * len(sizes) + "O" * extra,
         scratch=(None,) * extra,
     )

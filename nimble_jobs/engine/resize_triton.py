@@ -10,7 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nimble_jobs.engine.blank import BLANK
+
 SIZES = ("height", "width")
+_BLANK = tl.constexpr(BLANK)
+_LOOKS = tl.constexpr(16)
 
 
 @triton.jit
@@ -26,9 +30,23 @@ def _first(index, old, new):
     return first.to(tl.int32), distance.to(tl.int32)
 
 
+@triton.jit
+def _rounded(total, weight):
+    return tl.minimum(tl.floor(tl.div_rn(total, weight) + 0.5), 255.0).to(tl.uint8)
+
+
+@triton.jit
+def _looks_blank(source, plane, pitch, height, width, CHANNELS: tl.constexpr):
+    """Whether a few values of a picture, evenly spread, are all those of blank memory."""
+    values = height * width
+    at = tl.arange(0, _LOOKS).to(tl.int64) * (CHANNELS * values - 1) // (_LOOKS - 1)
+    looked = tl.load(source + at // values * plane + at % values // width * pitch + at % width)
+    return (tl.sum((looked == _BLANK).to(tl.int32), axis=0) == _LOOKS).to(tl.uint8)
+
+
 @triton.jit(do_not_specialize=SIZES)
-def resize_ragged(table, out, height, width, FIELDS: tl.constexpr, CHANNELS: tl.constexpr, PLACES: tl.constexpr):
-    """Writes a block of places of one result [height, width, CHANNELS]. The table has one line a picture."""
+def resize_ragged(table, out, flags, height, width, FIELDS: tl.constexpr, CHANNELS: tl.constexpr, PLACES: tl.constexpr):
+    """Writes a block of places of a result [height, width, CHANNELS]. A picture has a line of the table, and a flag."""
     line = table + tl.program_id(1) * FIELDS
     source = tl.load(line).to(tl.pointer_type(tl.uint8))
     plane = tl.load(line + 1)
@@ -39,7 +57,9 @@ def resize_ragged(table, out, height, width, FIELDS: tl.constexpr, CHANNELS: tl.
     new_width = tl.load(line + 6)
     top = tl.load(line + 7)
     left = tl.load(line + 8)
-    row = tl.load(line + 9)
+    target = out + tl.load(line + 9) * height * width * CHANNELS
+    if tl.program_id(0) == 0:
+        tl.store(flags + tl.program_id(1), _looks_blank(source, plane, pitch, old_height, old_width, CHANNELS))
 
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
     inside = place < height * width
@@ -80,8 +100,8 @@ def resize_ragged(table, out, height, width, FIELDS: tl.constexpr, CHANNELS: tl.
             green += weight_y * row_green
             blue += weight_y * row_blue
 
-    target = out + (row * height * width + place) * CHANNELS
-    tl.store(target, tl.minimum(tl.floor(tl.div_rn(red, whole) + 0.5), 255.0).to(tl.uint8), mask=inside)
+    target += place * CHANNELS
+    tl.store(target, _rounded(red, whole), mask=inside)
     if CHANNELS == 3:
-        tl.store(target + 1, tl.minimum(tl.floor(tl.div_rn(green, whole) + 0.5), 255.0).to(tl.uint8), mask=inside)
-        tl.store(target + 2, tl.minimum(tl.floor(tl.div_rn(blue, whole) + 0.5), 255.0).to(tl.uint8), mask=inside)
+        tl.store(target + 1, _rounded(green, whole), mask=inside)
+        tl.store(target + 2, _rounded(blue, whole), mask=inside)

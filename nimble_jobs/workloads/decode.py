@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from nimble_jobs.data import Reader
-from nimble_jobs.engine import pictures
+from nimble_jobs.engine import picture_trial, pictures
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.errors import UsageError
@@ -48,7 +48,7 @@ def choose(spec: JobSpec, reader: Reader, device: torch.device) -> tuple[Decode 
     wanted = spec.input.decode
     if wanted == "cpu":
         return on_host(reader.recipe.interpolation), None
-    why = pictures.available(device)
+    why = picture_trial.available(device)
     if why is None:
         why = reader.recipe.on_host_only
     if why is None and reader.preprocess is None:

@@ -15,7 +15,9 @@ from PIL import Image
 from nimble_jobs.decoding.do import left_encoded
 from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.engine import nvjpeg
-from nimble_jobs.engine.pictures import PictureDecoder, available
+from nimble_jobs.engine.blank import BLANK
+from nimble_jobs.engine.picture_trial import available
+from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.engine.resize import Planes, Shaping, resize_into
 from nimble_jobs.pictures import Pictures
 from tests.photographs import batch, by_pillow, damaged, jpeg, photographs
@@ -205,6 +207,31 @@ def test_a_batch_that_the_engines_refuse_is_left_to_the_host(
     np.testing.assert_array_equal(again, clean)
 
 
+def test_a_picture_that_the_engines_leave_out_is_left_to_the_host(
+    decoder: PictureDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They report success. Neither the picture before it nor the one that was there in the last batch is returned."""
+    good = ragged(8, 5)
+    clean, failed = decoded(decoder, batch(good), (*RESIZED, 3))
+    assert not failed
+    engines = decoder._engines
+    assert engines is not None
+    decode, left_out = engines.decode, np.array([2, 7])
+
+    def some(addresses: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, targets: np.ndarray, stream: int) -> None:
+        decode(*(np.delete(given, left_out, axis=0) for given in (addresses, lengths, sizes, targets)), stream)
+
+    monkeypatch.setattr(engines, "decode", some)
+    for _ in range(2):
+        found, failed = decoded(decoder, batch(good), (*RESIZED, 3))
+        assert failed == left_out.tolist()
+        np.testing.assert_array_equal(np.delete(found, left_out, axis=0), np.delete(clean, left_out, axis=0))
+    assert decoder.refusals == {"the device reported a picture that it had not decoded": 4}
+    boxes = np.array([[1, 2, h - 3, w - 5] for h, w in batch(good).sizes.tolist()], dtype=np.int32)
+    out = torch.zeros(8, *RESIZED, 3, dtype=torch.uint8, device=decoder.device)
+    assert list(decoder.decode(batch(good), out, boxes=boxes)) == left_out.tolist()
+
+
 def test_two_threads_make_the_same_bytes_as_one(device: torch.device, decoder: PictureDecoder) -> None:
     """Many batches without a pause, so that memory that was just freed is decoded into."""
     batches = [ragged(16, seed) for seed in range(10, 16)]
@@ -289,10 +316,10 @@ def test_the_kernel_computes_what_matrix_products_do(
 
 
 def test_flat_pictures_stay_flat(device: torch.device) -> None:
-    """Each of the 256 values, through all rounding."""
+    """Each of the 256 values, through all rounding. Only a picture that looks like blank memory is left to the host."""
     with closing(PictureDecoder(device, 5, 7, 1, (5, 7))) as decoder:
         flat = [jpeg(Image.new("L", (64, 48), value), quality=100) for value in range(256)]
         found, failed = decoded(decoder, batch(flat), (5, 7, 1))
-    assert not failed
+    assert all(abs(row - BLANK) <= 1 for row in failed)
     assert (found == found[:, :1, :1]).all()
     assert np.abs(found[:, 0, 0, 0].astype(int) - np.arange(256)).max() <= 1

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nimble_jobs.data import open_reader
-from nimble_jobs.engine.pictures import available
+from nimble_jobs.engine.picture_trial import available
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
 from nimble_jobs.workloads.training.batches.augment import Augment, Pixels
 from nimble_jobs.workloads.training.batches.epochs import Segment, in_turn

@@ -16,7 +16,8 @@ from PIL import Image
 from nimble_jobs.decoding.do import left_encoded
 from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.engine import nvjpeg, resize
-from nimble_jobs.engine.pictures import PictureDecoder, available
+from nimble_jobs.engine.picture_trial import available
+from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory
 from tests.photographs import batch, by_pillow, damaged, jpeg, photographs
 
@@ -246,7 +247,7 @@ def test_a_torchvision_without_decoders_is_a_reason(monkeypatch: pytest.MonkeyPa
 def test_the_kernel_is_compiled_without_a_gpu() -> None:
     for channels in (1, 3):
         kernel = resize.compiled(90, channels)
-        assert (kernel.name, kernel.binary[:4], kernel.arg_types[:4]) == ("resize_ragged", b"\x7fELF", "OOii")
+        assert (kernel.name, kernel.binary[:4], kernel.arg_types[:5]) == ("resize_ragged", b"\x7fELF", "OOOii")
 
 
 def test_a_kernel_that_cannot_be_compiled_is_an_error_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,9 +269,13 @@ def with_counts(tensor, scope):
 interpreter._patch_lang_tensor = with_counts
 np.seterr(all="ignore")  # places beyond the last one
 from nimble_jobs.engine import resize_triton
+from nimble_jobs.engine.blank import BLANK
 from nimble_jobs.engine.resize import FIELDS, Planes, Shaping, resize_into
 generator = torch.Generator().manual_seed(0)
 sizes = [(13, 21), (5, 6), (40, 9)]
+def cut(picture, box):
+    top, left, height, width = box.tolist()
+    return picture[:, top : top + height, left : left + width]
 for channels in (3, 1):
     for resize, crop, size, first in (
         ((9, 7), None, (9, 7), [(1, 1)]), ((12, 16), (8, 9), (8, 9), []), (None, (5, 6), (5, 6), [])
@@ -278,6 +283,7 @@ for channels in (3, 1):
         shaping = Shaping(height=size[0], width=size[1], channels=channels, resize=resize, center_crop=crop)
         fitting = [s for s in first + sizes if shaping.fits(np.array([s])).all()]
         pictures = [torch.randint(0, 256, (channels, *s), dtype=torch.uint8, generator=generator) for s in fitting]
+        pictures[-1][:] = BLANK
         boxes = np.array([(s[0] // 3, s[1] // 4, s[0] - s[0] // 2, s[1] - s[1] // 2) for s in fitting])
         for these in (None, boxes)[: channels - 1 or 1]:
             rows = np.arange(len(pictures))[::-1]
@@ -285,7 +291,11 @@ for channels in (3, 1):
             resize_into(expected, Planes.of(pictures), rows, shaping, these)
             lines = torch.from_numpy(shaping.lines(Planes.of(pictures), rows, these))
             grid = (-(-size[0] * size[1] // 64), len(pictures))
-            resize_triton.resize_ragged[grid](lines, found, *size, FIELDS=FIELDS, CHANNELS=channels, PLACES=64)
+            flags = torch.full((len(pictures),), 7, dtype=torch.uint8)
+            constants = {"FIELDS": FIELDS, "CHANNELS": channels, "PLACES": 64}
+            resize_triton.resize_ragged[grid](lines, found, flags, *size, **constants)
+            blank = [bool((p if these is None else cut(p, b)).eq(BLANK).all()) for p, b in zip(pictures, boxes)]
+            assert flags.tolist() == blank, (flags, blank)
             far = (found.int() - expected.int()).abs()
             assert far.max() <= 1 and (far > 0).float().mean() < 0.01, (channels, resize, far.max())
 print("equal")
