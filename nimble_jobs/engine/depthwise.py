@@ -15,25 +15,23 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.engine import choices, measure
+from nimble_jobs.engine import choices, measure, static_triton
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
+from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
 from nimble_jobs.engine.verify import relative_norm
-from nimble_jobs.errors import EngineError, first_line
 from nimble_jobs.schedule import Arg, Program, Task, View
 from nimble_jobs.task_times import TaskTimes
 
 PREFIX = "triton.depthwise"
-_TYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _POSITIONS = {  # by operator: positions of stride, padding and dilation among its arguments
     "aten.cudnn_convolution.out": (3, 2, 4),
     "aten._conv_depthwise2d.out": (4, 5, 6),
 }
 _WORTH = 1.05  # ours may take this share of the library's time, since it saves the library's slow first call
 _EXACT = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-3}  # largest relative norm against the library
-_MOST = 2**31  # elements; the kernels count them in 32 bits
 _KERNELS = (1, 2, 3, 4, 5, 7)  # side lengths; loops are unrolled, so larger kernels would make long programs
 
 
@@ -115,7 +113,7 @@ def with_own_depthwise(recording: Recording, device: torch.device, *, like: Prog
         kernel = None
         if shape is not None and like is not None:
             had = i < len(like.tasks) and like.tasks[i].op == shape.name
-            kernel = compiled(shape, _capability(device)) if had else None
+            kernel = compiled(shape, capability_of(device)) if had else None
         elif shape is not None:
             kernel = _faster(shape, _settings(task), device)
         if shape is not None and kernel is not None:
@@ -134,21 +132,16 @@ def shape_of(task: Task) -> Shape | None:
     bias = task.args[3] if task.op == "aten._conv_depthwise2d.out" else None
     if not (isinstance(x, View) and isinstance(weight, View) and isinstance(out, View)) or name != "out":
         return None
-    if (
-        bias is not None
-        or len(x.shape) != 4
-        or x.dtype not in _TYPES
-        or {x.dtype, weight.dtype, out.dtype} != {x.dtype}
-    ):
+    if bias is not None or len(x.shape) != 4 or x.dtype not in TYPES or {x.dtype, weight.dtype, out.dtype} != {x.dtype}:
         return None
     channels, kernel = x.shape[1], weight.shape[-1]
     dense = weight.stride[0] == kernel * kernel and (kernel == 1 or weight.stride[2:] == (kernel, 1))
-    if weight.shape != (channels, 1, kernel, kernel) or kernel not in _KERNELS or not (dense and _aligned(weight)):
+    if weight.shape != (channels, 1, kernel, kernel) or kernel not in _KERNELS or not (dense and aligned(weight)):
         return None
     alike = [s[0] for s in settings if isinstance(s, tuple) and len(s) == 2 and s[0] == s[1] and isinstance(s[0], int)]
-    if len(alike) != 3 or channels < 2 or 0 in out.shape or max(_elements(x), _elements(out)) >= _MOST:
+    if len(alike) != 3 or channels < 2 or 0 in out.shape or max(_elements(x), _elements(out)) >= MOST:
         return None
-    formats = [f for f in (True, False) if _lies(x, channels_last=f) and _lies(out, channels_last=f)]
+    formats = [f for f in (True, False) if lies(x, channels_last=f) and lies(out, channels_last=f)]
     if not formats:
         return None
     stride, padding, dilation = alike
@@ -193,39 +186,19 @@ def compiled(shape: Shape, capability: int) -> StaticKernel:
 
     Raises EngineError if Triton cannot compile it.
     """
-    from triton import compile as compile_kernel
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from nimble_jobs.engine import depthwise_triton
 
     function: Any = (
         depthwise_triton.depthwise_channels_last if shape.channels_last else depthwise_triton.depthwise_contiguous
     )
     places, channels, warps = shape.tile
-    constants = {"KERNEL": shape.kernel, "UNIT": shape.unit, "PLACES": places, "CHANNELS": channels}
-    pointers = dict.fromkeys(("x", "weight", "out"), f"*{_TYPES[shape.dtype]}")
-    sizes = dict.fromkeys(depthwise_triton.SIZES, "i32")
-    source = ASTSource(
-        fn=function,
-        signature=pointers | sizes | dict.fromkeys(constants, "constexpr"),
-        constexprs=constants,
-        attrs={(i,): [["tt.divisibility", 16]] for i in range(len(pointers))},
-    )
-    try:
-        made = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": warps})
-    except Exception as e:  # Triton's errors have no common base class, and its assembler raises plain ones
-        raise EngineError(f"Triton cannot compile the kernel {shape.name}: {first_line(e)}") from e
-    scratch = [getattr(made.metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
-    return StaticKernel(
-        name=shape.name,
-        function=made.metadata.name,
-        binary=made.asm["cubin"],
-        grid=shape.grid,
-        warps=warps,
-        shared_bytes=made.metadata.shared,
-        arg_types="OOO" + "i" * len(sizes) + "O" * sum(size is not None for size in scratch),
-        write_only={2},
+    return static_triton.compiled(
+        function,
+        Launch(name=shape.name, grid=shape.grid, warps=warps),
+        capability,
+        pointers=dict.fromkeys(("x", "weight", "out"), TYPES[shape.dtype]),
+        sizes=depthwise_triton.SIZES,
+        constants={"KERNEL": shape.kernel, "UNIT": shape.unit, "PLACES": places, "CHANNELS": channels},
     )
 
 
@@ -235,7 +208,7 @@ def _faster(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> St
     parts |= {"task": "depthwise convolution", "settings": str(settings), "code": _code_digest()}
     parts |= choices.parts_here(device)
     way = choices.current().choose(parts, ("library", "ours"), lambda: _times(shape, settings, device))
-    return _kernel(shape, _capability(device)) if way == "ours" else None
+    return _kernel(shape, capability_of(device)) if way == "ours" else None
 
 
 @functools.cache
@@ -270,7 +243,7 @@ def _times(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> Tas
         )
         for _ in range(2)
     )
-    kernel = _kernel(shape, _capability(device))
+    kernel = _kernel(shape, capability_of(device))
     library: Callable[..., Any] = getattr(torch.ops.aten, op).out
 
     def run_theirs() -> None:
@@ -287,11 +260,6 @@ def _times(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> Tas
         times_us=(("library", times[0]), ("ours", times[1])),
         chosen="ours" if agree and times[1] <= _WORTH * times[0] else "library",
     )
-
-
-def _capability(device: torch.device) -> int:
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
 
 
 def _settings(task: Task) -> tuple[Any, ...]:
@@ -323,19 +291,3 @@ def _elements(view: View) -> int:
     for size in view.shape:
         total *= size
     return total
-
-
-def _lies(view: View, *, channels_last: bool) -> bool:
-    """Whether the elements lie in this order without gaps, from an aligned address."""
-    order = (0, 2, 3, 1) if channels_last else (0, 1, 2, 3)
-    expected = 1
-    for dim in reversed(order):
-        if view.shape[dim] != 1 and view.stride[dim] != expected:
-            return False
-        expected *= view.shape[dim]
-    return _aligned(view)
-
-
-def _aligned(view: View) -> bool:
-    """Whether the view starts at a multiple of 16 bytes, so that 16 bytes can be read at once."""
-    return view.offset * view.itemsize % 16 == 0

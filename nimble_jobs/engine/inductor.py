@@ -43,13 +43,15 @@ def compile_module(
     compiled_before: bool = False,
     eager_random: bool = False,
     epilogues: torch.device | None = None,
+    rewrite: Callable[[torch.fx.Graph], object] | None = None,
 ) -> Callable[..., Any]:
     """The module with Inductor's kernels, for fixed shapes and without graph breaks.
 
     With `compiled_before` its kernels are expected in its cache, and no compile processes are started. With
     `eager_random` the same random numbers are drawn as in eager. With `epilogues`, a GPU, equal products run once, and
-    convolutions together with what follows them where that is faster there. Raises CannotRecord, at the first call,
-    where the module cannot be compiled whole.
+    convolutions together with what follows them where that is faster there. `rewrite` changes the graph of torch's
+    functions before Inductor sees it. Raises CannotRecord, at the first call, where the module cannot be compiled
+    whole.
     """
     options: dict[str, Any] = dict(_RECORDED)
     if max_autotune:
@@ -59,7 +61,8 @@ def compile_module(
     if epilogues is not None:
         options |= {"post_grad_custom_post_pass": _epilogues_on(epilogues)}
     forget_compiled()
-    compiled = torch.compile(module, fullgraph=True, dynamic=False, options=options)
+    named = {"options": options} if rewrite is None else {"backend": _rewriting(options, rewrite)}
+    compiled = torch.compile(module, fullgraph=True, dynamic=False, **named)
 
     threads = {"compile_threads": 1} if compiled_before else {}
 
@@ -68,6 +71,19 @@ def compile_module(
             return compiled(*inputs)
 
     return call
+
+
+def _rewriting(options: dict[str, Any], rewrite: Callable[[torch.fx.Graph], object]) -> Callable[..., Any]:
+    """Inductor as a backend that is given a graph which `rewrite` has changed."""
+    inductor: Any = torch._TorchCompileInductorWrapper(None, options, False)
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        rewrite(module.graph)
+        module.graph.lint()
+        module.recompile()
+        return inductor(module, inputs)
+
+    return backend
 
 
 def _epilogues_on(device: torch.device) -> Any:

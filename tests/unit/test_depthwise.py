@@ -128,7 +128,7 @@ def test_a_faster_kernel_takes_the_task_over(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_recorded_again_has_our_kernels_where_it_had_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schedule whose kernels are compiled again: a new measurement must not make it another program."""
     gpu, task = torch.device("cuda", 0), _task()
-    monkeypatch.setattr(depthwise, "_capability", lambda _: 90)
+    monkeypatch.setattr(depthwise, "capability_of", lambda _: 90)
     monkeypatch.setattr(depthwise, "_faster", lambda shape, *_: depthwise.compiled(shape, 90))
     ours = depthwise.with_own_depthwise(_recording(task), gpu).program
     monkeypatch.delattr(depthwise, "_faster")

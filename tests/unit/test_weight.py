@@ -15,6 +15,8 @@ LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "client.py:submit": "each parameter is an option of a job, given by keyword",
     "engine/depthwise_triton.py:depthwise_channels_last": "a kernel takes every size and stride by itself",
     "engine/depthwise_triton.py:depthwise_contiguous": "a kernel takes every size and stride by itself",
+    "engine/squeeze_excite_triton.py:squeeze": "a kernel takes every size by itself",
+    "engine/squeeze_excite_triton.py:excite": "a kernel takes every size by itself",
     "engine/inductor.py:_launch_kernel": "stands in for a function of torch",
     "engine/verify.py:check": "says all that a check needs, by keyword",
     "nimble/interface.py:prepare": "each parameter is an option of the caller's, given by keyword",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import nn
 
+from nimble_jobs.engine import squeeze_excite_pass
 from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.inductor import compile_module, refusing_compilers
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
+from nimble_jobs.engine.squeeze_excite import wanted_as_in, with_own_kernels
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.preprocessed import Preprocessed
@@ -140,12 +142,20 @@ def record_source(
                 max_autotune=source.kernels == "max-autotune",
                 compiled_before=like is not None,
                 epilogues=device if source.kernels == "epilogues" else None,
+                rewrite=_rewrite(device, like) if source.kernels == "epilogues" else None,
             )
-            recording = with_own_depthwise(record_compiled(call, example, state, device), device, like=like)
+            recorded = with_own_kernels(record_compiled(call, example, state, device), device)
+            recording = with_own_depthwise(recorded, device, like=like)
     if any(t.random for t in recording.program.tasks):
         place = next(t.source for t in recording.program.tasks if t.random)
         raise CannotRecord(f"the model draws random numbers at {place}; its replays could not be checked")
     return recording
+
+
+def _rewrite(device: torch.device, like: Program | None) -> Callable[[torch.fx.Graph], object]:
+    """Put our operators where they are faster, or where an earlier recording has them."""
+    wanted = wanted_as_in(like) if like is not None else None
+    return lambda graph: squeeze_excite_pass.rewrite(graph, device, wanted)
 
 
 def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
