@@ -175,7 +175,8 @@ class Member:
     device: str  # cpu | cuda:N
     joined_at: float
     left_at: float | None  # None while it works
-    moved_at: float  # when it joined, or finished a shard
+    moved_at: float  # when it joined, began to work after it had held no shard, or finished one
+    busy_s: float  # spent on the records done; not on loading, nor without a shard
     phase: str | None
     records_done: int  # in shards that it finished first
     failures: int  # how often it died or failed

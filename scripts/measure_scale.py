@@ -75,14 +75,14 @@ def measure(store: Store, shards: int, members: int, *, opened: bool) -> list[di
     held = fill(store, job, shards, members)
     mine = [replace(job, worker=f"w{n}") for n in range(members)]
     of = shards // 2  # the first shard of the first member
-    row("finish a shard", lambda n: store.shards.finish(mine[n], of + n * held, "s" * 64, 0, time.time()))
-    row("claim", lambda n: store.shards.claim(mine[n], suspects=False))
-    row("claim, suspects too", lambda n: store.shards.claim(mine[n], suspects=True))
+    row("finish a shard", lambda n: store.shards.finish(mine[n], of + n * held, 0, time.time()))
+    row("claim", lambda n: store.shards.claim(mine[n], time.time(), idle=False))
+    row("claim, suspects too", lambda n: store.shards.claim(mine[n], time.time(), idle=True))
     row("count open shards for a claim's batches", lambda _: store.shards.counts(job))
     row("report progress", lambda n: store.membership(mine[n]).progress(job.id, job.attempt, done=0, total=1, bad=0))
     row("look for shards to copy", lambda _: store.shards.in_flight(job))
     row("look at members", lambda _: store.shards.members(job.id, job.attempt))
-    row("take a copy", lambda n: store.shards.second(mine[n], of + (n + 1) * held + 1, time.time()))
+    row("take a copy", lambda n: store.shards.second(mine[n], of + (n + 1) * held + 1, time.time(), idle=True))
     row("give claims back", lambda n: store.shards.release(mine[n]))
     row("leave with an error", lambda n: store.shards.leave(mine[n + 1], now=time.time(), error="died"))
     row("look for a job to join", lambda _: store.shards.join("new", "cuda:9", time.time()), 1)

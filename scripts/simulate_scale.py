@@ -180,7 +180,7 @@ class Simulation:
     def claimed(self, device: Device, epoch: int, suspects: bool) -> None:
         if device.away or epoch != device.epoch:
             return
-        taken = self.store.claim(device.name, self.working, suspects=suspects)
+        taken = self.store.claim(device.name, self.working, self.now, idle=suspects)
         if self.claimed_out_s is None and not self.store.open:
             self.claimed_out_s = self.now
         if taken:
@@ -211,7 +211,7 @@ class Simulation:
     def copied(self, device: Device, epoch: int, index: int) -> None:
         if device.away or epoch != device.epoch:
             return
-        if self.store.second(device.name, index):
+        if self.store.second(device.name, index, self.now, idle=True):
             device.queue.append(index)
             self.score(device)
         else:

@@ -36,6 +36,7 @@ class Entry:
     device: str
     joined_at: float
     moved_at: float
+    busy_s: float = 0.0
     records_done: int = 0
     shards_done: int = 0
     failures: int = 0
@@ -72,11 +73,11 @@ class SimulatedStore:
         working = [(entry.joined_at, worker) for worker, entry in self.entries.items() if entry.left_at is None]
         return [worker for _, worker in sorted(working)]
 
-    def claim(self, worker: str, members: int, *, suspects: bool) -> list[int]:
+    def claim(self, worker: str, members: int, now: float, *, idle: bool) -> list[int]:
         """The shards that the member takes. `members`: how many are active."""
-        left = self.open if suspects else self.open - self._open_suspects
+        left = self.open if idle else self.open - self._open_suspects
         taken = list(self._sound(shards_in_claim(left, max(1, members))))
-        if not taken and suspects:
+        if not taken and idle:
             while self._suspects and not taken:
                 failures, index = heapq.heappop(self._suspects)
                 if self.state[index] == OPEN and self.failures[index] == failures:
@@ -85,15 +86,19 @@ class SimulatedStore:
             self._move(index, RUNNING)
             self.running[index] = Holder(worker)
         self.entries[worker].holds |= set(taken)
+        if taken and idle:
+            self.entries[worker].moved_at = now
         return taken
 
-    def second(self, worker: str, index: int) -> bool:
+    def second(self, worker: str, index: int, now: float, *, idle: bool) -> bool:
         """Take a second copy."""
         holder = self.running.get(index)
         if holder is None or holder.second is not None or holder.worker == worker:
             return False
         holder.second = worker
         self.entries[worker].holds.add(index)
+        if idle:
+            self.entries[worker].moved_at = now
         return True
 
     def finish(self, worker: str, index: int, now: float) -> Iterable[str]:
@@ -107,6 +112,7 @@ class SimulatedStore:
         for each in others - {None}:
             self.entries[str(each)].holds.discard(index)
         mine = self.entries[worker]
+        mine.busy_s += now - mine.moved_at
         mine.records_done += self.records
         mine.shards_done += 1
         mine.moved_at = now
@@ -173,6 +179,7 @@ class SimulatedStore:
                 joined_at=entry.joined_at,
                 left_at=entry.left_at,
                 moved_at=entry.moved_at,
+                busy_s=entry.busy_s,
                 phase=None,
                 records_done=entry.records_done,
                 failures=entry.failures,

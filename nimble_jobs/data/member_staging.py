@@ -5,7 +5,6 @@ Each member writes into folders of its own. Whoever publishes takes the shards o
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from nimble_jobs.data.shards import Shard
 from nimble_jobs.errors import ModelError, OutOfStep
 from nimble_jobs.spec.model import OutputSpec
 
-Finish = Callable[[Shard, str], Any]  # gets a written shard, and the SHA-256 of its sheet
+Finish = Callable[[Shard], Any]  # gets a written shard
 
 
 class MemberStaging:
@@ -77,7 +76,7 @@ def finish_member(write: Callable[[], Shard], finish: Finish, carries: str | Non
             f"the model carries {carries!r} from batch to batch, so one device must score all records: run.gpus: 1"
         )
     shard = write()
-    finish(shard, hashlib.sha256(shard.to_bytes()).hexdigest())
+    finish(shard)
     return shard
 
 

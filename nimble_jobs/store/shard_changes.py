@@ -66,6 +66,11 @@ def take(session: Session, job: Job, indexes: Select[Any]) -> list[ShardClaim]:
     return sorted(claims, key=lambda claim: claim.index)
 
 
+def begin(session: Session, job: Job, now: float) -> None:
+    """The member held no shard before, and works on one from now on."""
+    changed(session, update(MemberRow).where(*me(job)).values(moved_at=now))
+
+
 def release(session: Session, job: Job, error: str | None) -> list[int]:
     """Open the shards that the member holds, or leave them to whoever works on a copy. Returns those now open.
 
@@ -130,7 +135,7 @@ def enter(session: Session, job: Job, device: str, software: Software, now: floa
     """The job's worker becomes a member, perhaps again."""
     row = session.get(MemberRow, (job.id, job.attempt, str(job.worker)))
     if row is None:
-        row = MemberRow(job=job.id, attempt=job.attempt, worker=str(job.worker), records_done=0, failures=0)
+        row = MemberRow(job=job.id, attempt=job.attempt, worker=str(job.worker), records_done=0, busy_s=0.0, failures=0)
         session.add(row)
     row.device, row.joined_at, row.moved_at, row.left_at, row.phase = device, now, now, None, None
     row.software = dump(dict(software))

@@ -136,6 +136,7 @@ def _member(row: MemberRow) -> Member:
         joined_at=row.joined_at,
         left_at=row.left_at,
         moved_at=row.moved_at,
+        busy_s=row.busy_s,
         phase=row.phase,
         records_done=row.records_done,
         failures=row.failures,

@@ -24,7 +24,6 @@ class ShardRow(Base):
     failures: Mapped[int] = mapped_column(Integer, default=0)  # how often a member failed while it held it
     worker: Mapped[str | None] = mapped_column(Words)  # who works on it, or whose files won
     second: Mapped[str | None] = mapped_column(Words)  # who works on a second copy, because the first is slow
-    sha256: Mapped[str | None] = mapped_column(String(64))  # of its sheet, which holds the SHA-256 of its files
     error: Mapped[str | None] = mapped_column(Words)  # of the last failure
 
 
@@ -39,7 +38,8 @@ class MemberRow(Base):
     device: Mapped[str] = mapped_column(String(20))
     joined_at: Mapped[float]
     left_at: Mapped[float | None]
-    moved_at: Mapped[float]  # when it joined, or finished a shard
+    moved_at: Mapped[float]  # when it joined, began to work after it had held no shard, or finished one
+    busy_s: Mapped[float] = mapped_column(server_default="0", default=0.0)  # from there until each shard was finished
     phase: Mapped[str | None] = mapped_column(String(40))
     records_done: Mapped[int] = mapped_column(BigInteger, default=0)  # in shards that it finished first
     failures: Mapped[int] = mapped_column(Integer, default=0)  # how often it died or failed

@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 
-from sqlalchemy import func, select, update
+from sqlalchemy import case, func, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import FencedOut
@@ -23,6 +23,7 @@ from nimble_jobs.store.changes import AS_IT_IS, changed
 from nimble_jobs.store.records import job_record, load_object
 from nimble_jobs.store.shard_changes import (
     active,
+    begin,
     drop_from,
     enter,
     fence,
@@ -144,11 +145,10 @@ class Shards(ShardQueries):
 
         return self._db.write(work)
 
-    def claim(self, job: Job, *, suspects: bool) -> list[ShardClaim]:
+    def claim(self, job: Job, now: float, *, idle: bool) -> list[ShardClaim]:
         """Take the next open shards, in order, or none if there are none. Raises FencedOut.
 
-        With `suspects`, which only a member that holds no shard may ask for, a single shard that has failed before is
-        taken if there is no other one.
+        `idle`: the member holds no shard. Then a single shard that has failed before is taken if there is no other one.
         """
 
         def work(session: Session) -> list[ShardClaim]:
@@ -156,20 +156,24 @@ class Shards(ShardQueries):
             is_open = (ShardRow.job == job.id, ShardRow.state == "open")
             sound = (*is_open, ShardRow.failures == 0)
             members = max(1, active(session, job))
-            some = select(ShardRow.index).where(*(is_open if suspects else sound)).order_by(ShardRow.index)
+            some = select(ShardRow.index).where(*(is_open if idle else sound)).order_by(ShardRow.index)
             enough = some.limit(_MOST * _AHEAD * members).subquery()  # in order, since the others may all lie in front
             left = session.scalar(select(func.count()).select_from(enough)) or 0
             most = shards_in_claim(left, members)
             claims = take(session, job, select(ShardRow.index).where(*sound).order_by(ShardRow.index).limit(most))
-            if not claims and suspects:
+            if not claims and idle:
                 suspect = select(ShardRow.index).where(*is_open).order_by(ShardRow.failures, ShardRow.index).limit(1)
                 claims = take(session, job, suspect)
+            if claims and idle:
+                begin(session, job, now)
             return claims
 
         return self._db.write(work)
 
-    def second(self, job: Job, index: int, now: float) -> ShardClaim | None:
-        """Take a second copy of a shard that another member works on; None if that is over. Raises FencedOut."""
+    def second(self, job: Job, index: int, now: float, *, idle: bool) -> ShardClaim | None:
+        """Take a second copy of a shard that another member works on; None if that is over. `idle`: the member holds no
+        shard. Raises FencedOut.
+        """
 
         def work(session: Session) -> ShardClaim | None:
             fence(session, job)
@@ -179,11 +183,13 @@ class Shards(ShardQueries):
             row.second, row.attempt = str(job.worker), row.attempt + 1
             text = f"shard {index} of worker {row.worker} is slow, so worker {job.worker} works on a copy"
             record_event(session, "copy", text, now=now, job=job.id, attempt=job.attempt)
+            if idle:
+                begin(session, job, now)
             return ShardClaim(index=row.index, start=row.start, stop=row.stop)
 
         return self._db.write(work)
 
-    def finish(self, job: Job, index: int, sha256: str, bad: int, now: float) -> int:
+    def finish(self, job: Job, index: int, bad: int, now: float) -> int:
         """The member has written a shard, with so many bad records. Whoever was first has written it.
 
         Returns the bad records of all finished shards, without those that have failed for good. Raises FencedOut.
@@ -192,15 +198,16 @@ class Shards(ShardQueries):
         def work(session: Session) -> int:
             fence(session, job)
             unfinished = (ShardRow.job == job.id, ShardRow.index == index, ShardRow.state.in_(("open", "running")))
-            values = {"state": "done", "worker": str(job.worker), "second": None, "sha256": sha256, "error": None}
+            values = {"state": "done", "worker": str(job.worker), "second": None, "error": None}
             first = update(ShardRow).where(*unfinished).values(**values)
             bounds = session.execute(first.returning(ShardRow.start, ShardRow.stop), execution_options=AS_IT_IS)
             if (found := bounds.one_or_none()) is not None:
                 records = found.stop - found.start
                 counts = {"records_done": JobRow.records_done + records, "records_bad": JobRow.records_bad + bad}
                 changed(session, update(JobRow).where(JobRow.id == job.id).values(**counts))
-                done = MemberRow.records_done + records
-                changed(session, update(MemberRow).where(*me(job)).values(records_done=done, moved_at=now))
+                spent_s = case((MemberRow.moved_at < now, now - MemberRow.moved_at), else_=0.0)  # clocks may be set
+                more = {"records_done": MemberRow.records_done + records, "busy_s": MemberRow.busy_s + spent_s}
+                changed(session, update(MemberRow).where(*me(job)).values(**more, moved_at=now))
             lost = select(func.sum(ShardRow.stop - ShardRow.start)).where(
                 ShardRow.job == job.id, ShardRow.state == "failed"
             )

@@ -5,7 +5,6 @@ Of texts it claims windows, each of which is several shards. To the store a wind
 
 from __future__ import annotations
 
-import hashlib
 import random
 import threading
 import time
@@ -44,7 +43,7 @@ class Part:
         self._membership, self._job = context.membership, context.job
         self._first: Sequence[ShardClaim] = ()  # claims with which the next round begins
         self._windows: Sequence[Span] | None = None
-        self._written: dict[int, dict[int, tuple[Shard, str]]] = {}  # by window, until it is whole
+        self._written: dict[int, dict[int, Shard]] = {}  # by window, until it is whole
         self._writing = threading.Lock()
         self.staging = context.patience.through(
             lambda: stage_member(
@@ -92,8 +91,8 @@ class Part:
             yield claims, max(0, left - mine)
             if claims[0].suspect:  # nothing else may fail with it
                 return
-            claims = self._patiently(lambda _now: self._context.store.shards.claim(self._job, suspects=False))
-            if not claims and (copied := self._copy(self._members())) is not None:
+            claims = self._patiently(lambda now: self._context.store.shards.claim(self._job, now, idle=False))
+            if not claims and (copied := self._copy(self._members(), idle=False)) is not None:
                 claims = [copied]
 
     def spans(self) -> Iterator[tuple[Sequence[Span], int]]:
@@ -175,41 +174,40 @@ class Part:
         shards = self._context.store.shards
         while True:
             is_open, is_running = self._patiently(lambda _now: shards.unfinished(self._job))
-            if is_open and (claims := self._patiently(lambda _now: shards.claim(self._job, suspects=True))):
+            if is_open and (claims := self._patiently(lambda now: shards.claim(self._job, now, idle=True))):
                 return claims
             if not is_open and not is_running:
                 return ()
             members = self._members()
-            copied = self._copy(members)
+            copied = self._copy(members, idle=True)
             if copied is not None:
                 return [copied]
             go_on(self._context)
             time.sleep(pause_s(len(members), leads=not self._job.joined, chance=random.random()))  # noqa: S311
 
-    def _copy(self, members: Sequence[Member]) -> ShardClaim | None:
+    def _copy(self, members: Sequence[Member], *, idle: bool) -> ShardClaim | None:
         shards = self._context.store.shards
         in_flight = self._patiently(lambda _now: shards.in_flight(self._job))
         index = worth_a_copy(in_flight, members, str(self._job.worker), time.time())
-        return None if index is None else self._patiently(lambda now: shards.second(self._job, index, now))
+        return None if index is None else self._patiently(lambda now: shards.second(self._job, index, now, idle=idle))
 
     def _members(self) -> Sequence[Member]:
         return self._patiently(lambda _now: self._context.store.shards.members(self._job.id, self._job.attempt))
 
-    def _finished(self, shard: Shard, digest: str) -> None:
+    def _finished(self, shard: Shard) -> None:
         """A shard is written. Raises DataError if the members together found too many bad records."""
         index, found = shard.index, shard.bad
         if self._windows is not None:
             index = bisect_right(self._windows, shard.index, key=lambda window: window.first) - 1
             with self._writing:  # several threads write shards
                 written = self._written.setdefault(index, {})
-                written[shard.index] = shard, digest
+                written[shard.index] = shard
                 if len(written) < len(self._shards_of(index)):
                     return
                 whole = [one for _, one in sorted(written.items())]
-            found = tuple(record for one, _ in whole for record in one.bad)
-            digest = hashlib.sha256("".join(one for _, one in whole).encode()).hexdigest()
+            found = tuple(record for one in whole for record in one.bad)
         self._membership.drops([index])  # first, or the member might seem to have been overtaken by itself
-        bad = self._context.store.shards.finish(self._job, index, digest, len(found), time.time())
+        bad = self._context.store.shards.finish(self._job, index, len(found), time.time())
         self._written.pop(index, None)  # not before: if the store could not take it, the last shard comes again
         if found:
             enforce_threshold(self._context.spec.run, bad, self._total, found)

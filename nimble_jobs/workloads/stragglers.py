@@ -17,7 +17,9 @@ LOOKS_PER_S = 100.0  # of all members together, if none of them has work
 def worth_a_copy(in_flight: Sequence[InFlight], members: Sequence[Member], me: str, now: float) -> int | None:
     """The shard that `me` would finish earlier than its holder, and whose holder would finish last; None: no shard.
 
-    A member works on its shards in ascending order, at the rate at which it has finished shards so far.
+    A member works on its shards in ascending order, at the pace of those that it has finished. A holder that has
+    finished none is taken to need as long again as it has taken so far; if `me` has finished none either, nothing is
+    known. No copy is made before the holder has been on its shard for as long as `me` would need.
     """
     known = {member.worker: member for member in members}
     best: tuple[float, int] | None = None
@@ -25,36 +27,31 @@ def worth_a_copy(in_flight: Sequence[InFlight], members: Sequence[Member], me: s
         holder = known.get(worker)
         if worker == me or holder is None:
             continue
+        theirs, mine = _pace_s(holder), _pace_s(known.get(me))
+        if theirs is None and mine is None:
+            continue
+        spent_s = now - holder.moved_at
         at_s = 0.0  # from now on until the holder has finished this shard
         for number, shard in enumerate(shards):
-            at_s += _shard_s(holder, shard, now, first=number == 0)
-            mine_s = _seconds(known.get(me), shard.records, now)
-            if not shard.copied and at_s > mine_s + SLACK_S and (best is None or (at_s, shard.index) > best):
+            mine_s = shard.records * float(mine or theirs or 0.0)
+            if theirs is None:
+                at_s += max(mine_s, spent_s)  # as long again as it has taken so far
+            else:
+                at_s += shard.records * theirs if number else _left_s(shard.records * theirs, spent_s)
+            late = spent_s >= mine_s and at_s > mine_s + SLACK_S
+            if late and not shard.copied and (best is None or (at_s, shard.index) > best):
                 best = at_s, shard.index
     return None if best is None else best[1]
 
 
-def _shard_s(holder: Member, shard: InFlight, now: float, *, first: bool) -> float:
-    """Seconds that the holder still needs for a shard; infinite if it seems to have stopped."""
-    expected_s = _seconds(holder, shard.records, now)
-    if not first or not holder.records_done:  # as long again as it has taken so far
-        return expected_s
-    spent_s = now - holder.moved_at
-    if spent_s > OVERDUE * expected_s + SLACK_S:
-        return math.inf
-    return max(0.0, expected_s - spent_s)
+def _left_s(needs_s: float, spent_s: float) -> float:
+    """Seconds that are left of a shard that takes so long; infinite if its holder seems to have stopped."""
+    return math.inf if spent_s > OVERDUE * needs_s + SLACK_S else max(0.0, needs_s - spent_s)
 
 
-def _seconds(member: Member | None, records: int, now: float) -> float:
-    """Seconds for so many records, at the member's rate.
-
-    Without a finished shard a member is taken to need as long as it has been there.
-    """
-    if member is None:
-        return 0.0
-    if member.records_done:
-        return records * (member.moved_at - member.joined_at) / member.records_done
-    return now - member.joined_at
+def _pace_s(member: Member | None) -> float | None:
+    """Seconds for a record; None for a member that has finished no shard."""
+    return member.busy_s / member.records_done if member is not None and member.records_done else None
 
 
 def pause_s(members: int, *, leads: bool, chance: float) -> float:

@@ -50,12 +50,12 @@ class Both:
         match self.rng.choice(["claim", "claim", "finish", "finish", "finish", "copy", "release", "leave"]):
             case "claim":
                 alone = not self.simulated.entries[worker].holds
-                found = self.store.shards.claim(job, suspects=alone)
-                expected = self.simulated.claim(worker, len(self.jobs), suspects=alone)
+                found = self.store.shards.claim(job, self.now, idle=alone)
+                expected = self.simulated.claim(worker, len(self.jobs), self.now, idle=alone)
                 assert [claim.index for claim in found] == expected
             case "finish":
                 index = self.rng.choice(sorted(self.simulated.running) or [0])  # also what others hold
-                self.store.shards.finish(job, index, "s" * 64, 0, self.now)
+                self.store.shards.finish(job, index, 0, self.now)
                 self.simulated.finish(worker, index, self.now)
             case "copy":
                 self._copy(worker, job)
@@ -84,8 +84,9 @@ class Both:
         chosen = worth_a_copy(*real, worker, self.now)
         assert chosen == worth_a_copy(*simulated, worker, self.now)
         index = self.rng.randrange(SHARDS) if chosen is None else chosen
-        taken = self.store.shards.second(mine, index, self.now) is not None
-        assert taken == self.simulated.second(worker, index)
+        alone = not self.simulated.entries[worker].holds
+        taken = self.store.shards.second(mine, index, self.now, idle=alone) is not None
+        assert taken == self.simulated.second(worker, index, self.now, idle=alone)
 
     def _leave(self, worker: str) -> bool:
         error = self.rng.choice([None, "odd"])
@@ -106,9 +107,13 @@ class Both:
                 holder = simulated.running[index]
                 assert (worker, second) == (holder.worker, holder.second)
         known: list[Any] = [
-            (m.worker, m.records_done, m.failures, m.left_at) for m in self.store.shards.members(job.id)
+            (m.worker, m.records_done, m.busy_s, m.moved_at, m.failures, m.left_at)
+            for m in self.store.shards.members(job.id)
         ]
-        assert known == [(m.worker, m.records_done, m.failures, m.left_at) for m in self.simulated.members()]
+        assert known == [
+            (m.worker, m.records_done, pytest.approx(m.busy_s), m.moved_at, m.failures, m.left_at)
+            for m in self.simulated.members()
+        ]
         assert self.store.jobs.get(job.id).worker == self.simulated.lead
         assert self.store.shards.unfinished(job) == self.simulated.unfinished()
 

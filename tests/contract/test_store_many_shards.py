@@ -62,7 +62,7 @@ def test_shards_are_opened_in_pieces(store: Store, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shards, "_AT_ONCE", at_once)
     lead = begun(store)
     joined(store, "b")
-    failing = store.shards.claim(lead, suspects=True)
+    failing = store.shards.claim(lead, NOW, idle=True)
     assert store.shards.leave(lead, now=NOW, error="odd") is Left.NOTHING
     store.jobs.requeue(lead.id, 1, reason="stopped", now=NOW)
     again = store.jobs.claim("c", device="cuda:0", now=NOW)
@@ -74,7 +74,7 @@ def test_shards_are_opened_in_pieces(store: Store, monkeypatch: pytest.MonkeyPat
     assert (found.records_done, found.records_bad, found.records_total) == (10, 2, 70)
     assert store.shards.records_left(again) == 60
     taken: list[int] = []
-    while claims := store.shards.claim(again, suspects=False):
+    while claims := store.shards.claim(again, NOW, idle=False):
         taken += [claim.index for claim in claims]
     assert taken == [2, 3, 4, 6]
     assert [claim.index for claim in failing] == [0, 1]
@@ -108,11 +108,11 @@ def test_what_is_left(store: Store) -> None:
     """Whether shards are open, whether some are worked on, and how many records they have."""
     lead = begun(store)
     assert store.shards.unfinished(lead) == (True, False)
-    while claims := store.shards.claim(lead, suspects=True):
+    while claims := store.shards.claim(lead, NOW, idle=True):
         assert store.shards.unfinished(lead)[1]
         for claim in claims:
             assert store.shards.records_left(lead) == 100 - claim.start
-            store.shards.finish(lead, claim.index, "s" * 64, 0, NOW)
+            store.shards.finish(lead, claim.index, 0, NOW)
     assert store.shards.unfinished(lead) == (False, False)
     assert store.shards.records_left(lead) == 0
 
@@ -156,13 +156,13 @@ def test_no_statement_of_a_member_reads_all_shards(tmp_path: Path) -> None:
     with open_store(resolve(str(tmp_path / "home"))) as store:
         lead = begun(store)
         other = joined(store, "b")
-        held = store.shards.claim(lead, suspects=True)
+        held = store.shards.claim(lead, NOW, idle=True)
 
         def work() -> None:
             store.shards.unfinished(other)
-            store.shards.claim(other, suspects=False)
-            store.shards.finish(lead, held[0].index, "s" * 64, 0, NOW)
-            store.shards.second(replace(other, worker="c"), held[1].index, NOW)
+            store.shards.claim(other, NOW, idle=False)
+            store.shards.finish(lead, held[0].index, 0, NOW)
+            store.shards.second(replace(other, worker="c"), held[1].index, NOW, idle=True)
             store.shards.leave(lead, now=NOW, error="odd")
 
         with store._database._engine.connect() as connection:

@@ -41,7 +41,7 @@ def joined(store: Store, worker: str, device: str = "cuda:1", now: float = NOW) 
 
 
 def claim(store: Store, job: Job) -> list[int]:
-    return [each.index for each in store.shards.claim(job, suspects=True)]
+    return [each.index for each in store.shards.claim(job, NOW, idle=True)]
 
 
 def test_each_shard_is_claimed_once(store: Store) -> None:
@@ -64,10 +64,10 @@ def test_the_first_who_finishes_has_written_it(store: Store) -> None:
     lead = begun(store)
     other = joined(store, "b")
     first = claim(store, lead)[0]
-    assert store.shards.second(other, first, NOW) is not None
-    assert store.shards.second(replace(other, worker="c"), first, NOW) is None  # one copy is enough
-    assert store.shards.finish(other, first, "s" * 64, 2, NOW + 1) == 2
-    assert store.shards.finish(lead, first, "t" * 64, 2, NOW + 2) == 2
+    assert store.shards.second(other, first, NOW, idle=True) is not None
+    assert store.shards.second(replace(other, worker="c"), first, NOW, idle=True) is None  # one copy is enough
+    assert store.shards.finish(other, first, 2, NOW + 1) == 2
+    assert store.shards.finish(lead, first, 2, NOW + 2) == 2
     found = store.jobs.get(lead.id)
     assert (found.records_done, found.records_bad, found.records_total) == (10, 2, 100)
     assert {m.worker: m.records_done for m in store.shards.members(lead.id)} == {"a": 0, "b": 10}
@@ -111,7 +111,7 @@ def test_the_lead_is_passed_on(store: Store) -> None:
         "worker a left the job: killed; 1 device still at work; cuda:1 (worker b) leads it now"
     )
     again = joined(store, "a", "cuda:0", now=NOW + 3)
-    assert [each.index for each in store.shards.claim(again, suspects=False)] == [2]
+    assert [each.index for each in store.shards.claim(again, NOW, idle=False)] == [2]
     assert store.shards.leave(other, now=NOW + 4) is Left.NOTHING
     assert store.shards.leave(again, now=NOW + 4) is Left.END
     assert held == [0, 1]
@@ -124,9 +124,9 @@ def test_a_shard_that_failed_is_claimed_alone(store: Store) -> None:
     held = claim(store, lead)
     store.shards.leave(lead, now=NOW, error="killed")
     again = joined(store, "a", "cuda:0")
-    while claimed := store.shards.claim(again, suspects=False):
+    while claimed := store.shards.claim(again, NOW, idle=False):
         assert not {each.index for each in claimed} & set(held)
-    (first,) = store.shards.claim(again, suspects=True)
+    (first,) = store.shards.claim(again, NOW, idle=True)
     assert (first.index, first.suspect) == (held[0], True)
 
 
@@ -136,7 +136,7 @@ def test_a_shard_that_fails_again_and_again(store: Store, tolerated: int, result
     lead = begun(store, max_failed_shards=tolerated)
     joined(store, "b")
     for index in range(1, 10):
-        store.shards.finish(lead, index, "s" * 64, 0, NOW)
+        store.shards.finish(lead, index, 0, NOW)
     for left in (Left.NOTHING, Left.NOTHING, result):
         worker = joined(store, f"w{left}{store.shards.members(lead.id)[-1].worker}", "cuda:2")
         assert claim(store, worker) == [0]
@@ -153,13 +153,13 @@ def test_a_shard_whose_members_die_with_their_workers(store: Store) -> None:
     """Whoever finds them dead ends the job, as the workers would have: its other members must not publish it."""
     lead = begun(store)
     for index in range(1, 10):
-        store.shards.finish(lead, index, "s" * 64, 0, NOW)
+        store.shards.finish(lead, index, 0, NOW)
     for worker in ("x", "y", "z"):
         assert claim(store, joined(store, worker)) == [0]
         ended = store.shards.recover(lambda id_, dead=worker: id_ != dead, NOW)
     assert [(job.id, job.state) for job in ended] == [(lead.id, JobState.FAILED)]
     with pytest.raises(FencedOut):
-        store.shards.claim(lead, suspects=True)
+        store.shards.claim(lead, NOW, idle=True)
 
 
 def test_a_copy_outlives_its_first_holder(store: Store) -> None:
@@ -167,7 +167,7 @@ def test_a_copy_outlives_its_first_holder(store: Store) -> None:
     lead = begun(store)
     other = joined(store, "b")
     first = claim(store, lead)[0]
-    store.shards.second(other, first, NOW)
+    store.shards.second(other, first, NOW, idle=True)
     store.shards.leave(lead, now=NOW)
     (only,) = store.shards.in_flight(other)
     assert (only.index, only.worker, only.copied) == (first, "b", False)
@@ -196,7 +196,7 @@ def test_a_stale_attempt_writes_nothing(store: Store) -> None:
     taken = claim(store, again)
     for work in (
         lambda: claim(store, other),
-        lambda: store.shards.finish(other, held[0], "s" * 64, 0, NOW),
+        lambda: store.shards.finish(other, held[0], 0, NOW),
         lambda: store.shards.release(other),
         lambda: store.shards.retire(other, NOW),
     ):
@@ -238,6 +238,6 @@ def test_a_member_notices_that_it_was_overtaken(store: Store) -> None:
     membership.holds(held)
     for index in held:
         assert not membership.overtaken
-        store.shards.finish(other, index, "s" * 64, 0, NOW)
+        store.shards.finish(other, index, 0, NOW)
         membership.cancel_wanted(lead.id, 1)
     assert membership.overtaken

@@ -25,6 +25,7 @@ QUERIES = (
 BEFORE = (
     "DROP TABLE shards",
     "DROP TABLE members",
+    "DROP TABLE task_times",
     "ALTER TABLE jobs DROP COLUMN gpus",
     "ALTER TABLE workers DROP COLUMN suspected_at",
     "DROP INDEX ix_jobs_next",

@@ -13,7 +13,7 @@ from tests.ledger import Book
 
 
 def member(output: OutputSpec, basis: str = "basis") -> MemberStaging:
-    return MemberStaging(output, "j", 1, "w", finish=lambda shard, digest: None, basis=basis)
+    return MemberStaging(output, "j", 1, "w", finish=lambda shard: None, basis=basis)
 
 
 @pytest.fixture

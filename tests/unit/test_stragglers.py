@@ -13,14 +13,17 @@ from nimble_jobs.workloads.stragglers import worth_a_copy
 RECORDS = 10
 
 
-def member(worker: str, *, rate: float = 10.0, moved_at: float = 100.0, done: int = 1000) -> Member:
-    """A member that has had this rate, in records a second, until `moved_at`."""
+def member(
+    worker: str, *, rate: float = 10.0, moved_at: float = 100.0, done: int = 1000, loaded_s: float = 0.0
+) -> Member:
+    """A member that has had this rate, in records a second, until `moved_at`, after it had loaded for so long."""
     return Member(
         worker=worker,
         device="cpu",
-        joined_at=moved_at - done / rate,
+        joined_at=moved_at - done / rate - loaded_s,
         left_at=None,
         moved_at=moved_at,
+        busy_s=done / rate,
         phase="run",
         records_done=done,
         failures=0,
@@ -36,16 +39,31 @@ def test_the_last_shard_of_the_slowest_member_comes_first() -> None:
     """It would be finished last, so it is the one to copy; shards with a copy, and one's own, are left alone."""
     members = [member("me"), member("slow", rate=1.0), member("slower", rate=0.5)]
     in_flight = [flight(1, "slow"), flight(2, "slow"), flight(3, "slower"), flight(4, "slower"), flight(5, "me")]
-    assert worth_a_copy(in_flight, members, "me", 100.0) == 4
+    assert worth_a_copy(in_flight, members, "me", 101.0) == 4
     in_flight[3] = flight(4, "slower", copied=True)
-    assert worth_a_copy(in_flight, members, "me", 100.0) in (2, 3)
-    assert worth_a_copy([flight(5, "me")], members, "me", 100.0) is None
+    assert worth_a_copy(in_flight, members, "me", 101.0) in (2, 3)
+    assert worth_a_copy([flight(5, "me")], members, "me", 101.0) is None
 
 
 def test_equals_are_not_copied() -> None:
     """A member as fast as this one is about to finish its last shard."""
     members = [member("me"), member("other")]
     assert worth_a_copy([flight(1, "other")], members, "me", 100.5) is None
+
+
+def test_a_shard_that_was_just_begun_is_not_copied() -> None:
+    """Not before its holder has had it for as long as this member would need, however slow the holder has been."""
+    members = [member("me", rate=2.0), member("slow", rate=0.5)]
+    assert worth_a_copy([flight(1, "slow")], members, "me", 104.9) is None
+    assert worth_a_copy([flight(1, "slow")], members, "me", 105.0) == 1
+
+
+def test_loading_is_no_slowness() -> None:
+    """A member that loaded for a minute before it worked as fast as this one is as fast as this one."""
+    members = [member("me"), member("late", done=10, loaded_s=60.0)]
+    assert worth_a_copy([flight(1, "late"), flight(2, "late")], members, "me", 100.5) is None
+    members = [member("me", done=10, loaded_s=60.0), member("slow", rate=1.0)]
+    assert worth_a_copy([flight(1, "slow")], members, "me", 101.0) == 1
 
 
 def test_a_stopped_member_counts_as_infinitely_slow() -> None:
@@ -56,20 +74,17 @@ def test_a_stopped_member_counts_as_infinitely_slow() -> None:
 
 
 def test_a_member_without_a_finished_shard() -> None:
-    """What it holds is copied once it has held it for longer than this member needs."""
-    fresh = Member(
-        worker="new",
-        device="cpu",
-        joined_at=99.0,
-        left_at=None,
-        moved_at=99.0,
-        phase="load",
-        records_done=0,
-        failures=0,
-        error=None,
-    )
-    assert worth_a_copy([flight(1, "new")], [member("me"), fresh], "me", 99.5) is None
-    assert worth_a_copy([flight(1, "new")], [member("me"), fresh], "me", 110.0) == 1
+    """What it holds is copied once it has held it for longer than this member needs; never if this member has finished
+    none either, and so knows of no pace. It may then copy from those that have one, and seem to have stopped.
+    """
+    new = member("new", done=0, moved_at=99.0)
+    assert worth_a_copy([flight(1, "new")], [member("me"), new], "me", 99.5) is None
+    assert worth_a_copy([flight(1, "new")], [member("me"), new], "me", 110.0) == 1
+    fresh = member("me", done=0, moved_at=90.0)
+    assert worth_a_copy([flight(1, "new")], [fresh, new], "me", 1000.0) is None
+    assert worth_a_copy([flight(1, "new")], [new], "me", 1000.0) is None
+    assert worth_a_copy([flight(1, "slow")], [fresh, member("slow")], "me", 101.9) is None
+    assert worth_a_copy([flight(1, "slow")], [fresh, member("slow")], "me", 103.1) == 1
 
 
 @pytest.mark.parametrize("members", [2, 4, 8])
@@ -90,7 +105,7 @@ def simulated(count: int, shards: int, slowness: float, *, copies: bool) -> floa
     open_, done = list(range(shards)), set[int]()
     holds: dict[str, list[int]] = {name: [] for name in names}
     copied: dict[str, int | None] = dict.fromkeys(names)
-    finished, moved = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
+    finished, moved, busy = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     events = [(0.0, i) for i in range(count)]
     working: dict[str, int | None] = dict.fromkeys(names)
     now = 0.0
@@ -102,7 +117,8 @@ def simulated(count: int, shards: int, slowness: float, *, copies: bool) -> floa
             if at not in done:
                 done.add(at)
                 finished[me] += 1
-                moved[me] = now
+                busy[me] += now - moved[me]
+            moved[me] = now
             holds[me] = [s for s in holds[me] if s != at]
             copied[me] = None
         holds[me] = [s for s in holds[me] if s not in done]
@@ -118,6 +134,7 @@ def simulated(count: int, shards: int, slowness: float, *, copies: bool) -> floa
                     joined_at=0.0,
                     left_at=None,
                     moved_at=moved[n],
+                    busy_s=busy[n],
                     phase="run",
                     records_done=finished[n] * RECORDS,
                     failures=0,

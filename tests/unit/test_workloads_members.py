@@ -113,7 +113,7 @@ def test_shards_that_cannot_be_taken_over_are_scored_again(store: Store, lead: P
 def test_what_a_member_finished_itself_has_not_overtaken_it(store: Store, lead: Part) -> None:
     """Not even if it looks at the moment when its last shard is done."""
     membership, job = lead._membership, lead._job
-    claimed = [claim.index for claim in store.shards.claim(job, suspects=False)]
+    claimed = [claim.index for claim in store.shards.claim(job, NOW, idle=False)]
     membership.holds(claimed)
     finish = store.shards.finish
 
@@ -132,7 +132,7 @@ def test_a_window_is_finished_with_the_second_try_of_its_last_shard(store: Store
     """If the store cannot take it at first, what was scored is kept until it can."""
     lead.claims_windows([Span(first=0, last=1, start=0, stop=20)])
     lead.open(SHARDS, staging(lead))
-    store.shards.claim(lead._job, suspects=False)
+    store.shards.claim(lead._job, NOW, idle=False)
     finish, tries = store.shards.finish, list[int]()
 
     def troubled(*given: Any) -> int:
@@ -164,7 +164,7 @@ def test_shards_that_are_finished_while_others_are_claimed(store: Store, lead: P
 
     membership.holds(Between([1]))
     finishes.join()
-    store.shards.finish(job, 1, "s" * 64, 0, NOW)
+    store.shards.finish(job, 1, 0, NOW)
     membership.cancel_wanted(job.id, job.attempt)
     assert membership.overtaken
 
@@ -173,10 +173,10 @@ def test_a_member_that_waits_leaves_the_write_lock_alone(
     store: Store, lead: Part, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While others work on the last shards it only looks, since each claim would hold up whoever writes."""
-    store.shards.claim(lead._job, suspects=False)
+    store.shards.claim(lead._job, NOW, idle=False)
     joined = store.shards.join("b", "cpu", NOW)
     assert joined is not None
-    store.shards.claim(joined, suspects=False)
+    store.shards.claim(joined, NOW, idle=False)
     looks = iter([Stop.GO, Stop.GO, Stop.DRAIN])
     waiting = part_of(store, joined, lambda: next(looks))
     monkeypatch.setattr("nimble_jobs.workloads.members.pause_s", lambda *_given, **_how: 0.0)
