@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ _POSITIONS = {  # by operator: positions of stride, padding and dilation among i
 }
 _WORTH = 1.05  # ours may take this share of the library's time, since it saves the library's slow first call
 _EXACT = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-3}  # largest relative norm against the library
-_KERNELS = (1, 2, 3, 4, 5, 7)  # side lengths; loops are unrolled, so larger kernels would make long programs
+KERNELS = (1, 2, 3, 4, 5, 7)  # side lengths; loops are unrolled, so larger kernels would make long programs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,19 +132,26 @@ def shape_of(task: Task) -> Shape | None:
     bias = task.args[3] if task.op == "aten._conv_depthwise2d.out" else None
     if not (isinstance(x, View) and isinstance(weight, View) and isinstance(out, View)) or name != "out":
         return None
-    if bias is not None or len(x.shape) != 4 or x.dtype not in TYPES or {x.dtype, weight.dtype, out.dtype} != {x.dtype}:
+    alike = [s[0] for s in settings if isinstance(s, tuple) and len(s) == 2 and s[0] == s[1] and isinstance(s[0], int)]
+    return shape_between(x, weight, out, alike) if bias is None and len(alike) == 3 else None
+
+
+def shape_between(x: View, weight: View, out: View, settings: Sequence[int]) -> Shape | None:
+    """The shape of a depthwise convolution with this stride, padding and dilation in both directions; None if our
+    kernel cannot compute it.
+    """
+    if len(x.shape) != 4 or x.dtype not in TYPES or {x.dtype, weight.dtype, out.dtype} != {x.dtype}:
         return None
     channels, kernel = x.shape[1], weight.shape[-1]
     dense = weight.stride[0] == kernel * kernel and (kernel == 1 or weight.stride[2:] == (kernel, 1))
-    if weight.shape != (channels, 1, kernel, kernel) or kernel not in _KERNELS or not (dense and aligned(weight)):
+    if weight.shape != (channels, 1, kernel, kernel) or kernel not in KERNELS or not (dense and aligned(weight)):
         return None
-    alike = [s[0] for s in settings if isinstance(s, tuple) and len(s) == 2 and s[0] == s[1] and isinstance(s[0], int)]
-    if len(alike) != 3 or channels < 2 or 0 in out.shape or max(_elements(x), _elements(out)) >= MOST:
+    if channels < 2 or 0 in out.shape or max(_elements(x), _elements(out)) >= MOST:
         return None
     formats = [f for f in (True, False) if lies(x, channels_last=f) and lies(out, channels_last=f)]
     if not formats:
         return None
-    stride, padding, dilation = alike
+    stride, padding, dilation = settings
     return Shape(
         dtype=x.dtype,
         images=x.shape[0],
@@ -205,14 +212,14 @@ def compiled(shape: Shape, capability: int) -> StaticKernel:
 def _faster(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> StaticKernel | None:
     """Our kernel; None if the library is faster or the two disagree. Raises EngineError if ours cannot be compiled."""
     parts = {name: str(value) for name, value in asdict(shape).items()}
-    parts |= {"task": "depthwise convolution", "settings": str(settings), "code": _code_digest()}
+    parts |= {"task": "depthwise convolution", "settings": str(settings), "code": code_digest()}
     parts |= choices.parts_here(device)
     way = choices.current().choose(parts, ("library", "ours"), lambda: _times(shape, settings, device))
     return _kernel(shape, capability_of(device)) if way == "ours" else None
 
 
 @functools.cache
-def _code_digest() -> str:
+def code_digest() -> str:
     """Of the source of our kernels."""
     return hashlib.sha256(Path(__file__).with_name("depthwise_triton.py").read_bytes()).hexdigest()
 

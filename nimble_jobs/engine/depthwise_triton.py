@@ -14,6 +14,44 @@ import triton.language as tl
 SIZES = ("units", "height", "width", "out_height", "out_width", "places", "stride", "padding", "dilation")
 
 
+@triton.jit
+def _sums(
+    x,
+    weight,
+    channels,
+    height,
+    width,
+    out_height,
+    out_width,
+    places,
+    stride,
+    padding,
+    dilation,
+    KERNEL: tl.constexpr,
+    PLACES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """The sums of a block of output places times a block of channels, with where they belong, and which exist."""
+    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    column = place % out_width
+    row = place // out_width
+    image = row // out_height
+    row = row % out_height
+    within = channel < channels
+    total = tl.zeros((PLACES, CHANNELS), tl.float32)
+    for i in tl.static_range(KERNEL):
+        y = row * stride - padding + i * dilation
+        for j in tl.static_range(KERNEL):
+            z = column * stride - padding + j * dilation
+            inside = (place < places) & (y >= 0) & (y < height) & (z >= 0) & (z < width)
+            start = ((image * height + y) * width + z) * channels
+            value = tl.load(x + start[:, None] + channel[None, :], mask=inside[:, None] & within[None, :], other=0.0)
+            factor = tl.load(weight + channel * (KERNEL * KERNEL) + (i * KERNEL + j), mask=within, other=0.0)
+            total += value.to(tl.float32) * factor.to(tl.float32)[None, :]
+    return total, place[:, None] * channels + channel[None, :], (place < places)[:, None] & within[None, :]
+
+
 @triton.jit(do_not_specialize=SIZES)
 def depthwise_channels_last(
     x,
@@ -35,25 +73,75 @@ def depthwise_channels_last(
 ):
     """A block of output places times a block of channels."""
     channels = units * UNIT
-    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
+    total, where, exist = _sums(
+        x,
+        weight,
+        channels,
+        height,
+        width,
+        out_height,
+        out_width,
+        places,
+        stride,
+        padding,
+        dilation,
+        KERNEL,
+        PLACES,
+        CHANNELS,
+    )
+    tl.store(out + where, total.to(out.dtype.element_ty), mask=exist)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def depthwise_activated(
+    x,
+    weight,
+    bias,
+    out,
+    units,
+    height,
+    width,
+    out_height,
+    out_width,
+    places,
+    stride,
+    padding,
+    dilation,
+    KERNEL: tl.constexpr,
+    UNIT: tl.constexpr,
+    PLACES: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """The same, with bias and activation, by its number: ReLU, ReLU6, SiLU, Hardswish."""
+    channels = units * UNIT
+    total, where, exist = _sums(
+        x,
+        weight,
+        channels,
+        height,
+        width,
+        out_height,
+        out_width,
+        places,
+        stride,
+        padding,
+        dilation,
+        KERNEL,
+        PLACES,
+        CHANNELS,
+    )
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    column = place % out_width
-    row = place // out_width
-    image = row // out_height
-    row = row % out_height
-    within = channel < channels
-    total = tl.zeros((PLACES, CHANNELS), tl.float32)
-    for i in tl.static_range(KERNEL):
-        y = row * stride - padding + i * dilation
-        for j in tl.static_range(KERNEL):
-            z = column * stride - padding + j * dilation
-            inside = (place < places) & (y >= 0) & (y < height) & (z >= 0) & (z < width)
-            start = ((image * height + y) * width + z) * channels
-            value = tl.load(x + start[:, None] + channel[None, :], mask=inside[:, None] & within[None, :], other=0.0)
-            factor = tl.load(weight + channel * (KERNEL * KERNEL) + (i * KERNEL + j), mask=within, other=0.0)
-            total += value.to(tl.float32) * factor.to(tl.float32)[None, :]
-    where = place[:, None] * channels + channel[None, :]
-    tl.store(out + where, total.to(out.dtype.element_ty), mask=(place < places)[:, None] & within[None, :])
+    total += tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)[None, :]
+    if ACTIVATION == 0:
+        total = tl.maximum(total, 0.0)
+    elif ACTIVATION == 1:
+        total = tl.minimum(tl.maximum(total, 0.0), 6.0)
+    elif ACTIVATION == 2:
+        total = total * tl.sigmoid(total)
+    else:
+        total = total * tl.minimum(tl.maximum(total + 3.0, 0.0), 6.0) * (1.0 / 6.0)
+    tl.store(out + where, total.to(out.dtype.element_ty), mask=exist)
 
 
 @triton.jit(do_not_specialize=SIZES)

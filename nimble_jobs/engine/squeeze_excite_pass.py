@@ -56,6 +56,7 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
             parts = graph.call_function(SQUEEZE, (match.x, weight, shape.parts))
             args = (match.x, parts, bias, gate_weight, gate_bias, shape.silu, shape.sigmoid)
             scaled = graph.call_function(EXCITE, args)
+        scaled.meta = dict(product.meta)
         product.replace_all_uses_with(scaled)
         for node in match.chain:
             graph.erase_node(node)

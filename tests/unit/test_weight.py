@@ -13,6 +13,8 @@ FILE_LINES, FUNCTION_LINES, PARAMETERS = 350, 60, 8
 
 LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "client.py:submit": "each parameter is an option of a job, given by keyword",
+    "engine/depthwise_triton.py:_sums": "a kernel takes every size and stride by itself",
+    "engine/depthwise_triton.py:depthwise_activated": "a kernel takes every size and stride by itself",
     "engine/depthwise_triton.py:depthwise_channels_last": "a kernel takes every size and stride by itself",
     "engine/depthwise_triton.py:depthwise_contiguous": "a kernel takes every size and stride by itself",
     "engine/squeeze_excite_triton.py:squeeze": "a kernel takes every size by itself",

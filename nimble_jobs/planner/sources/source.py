@@ -9,11 +9,10 @@ from typing import Literal
 import torch
 from torch import nn
 
-from nimble_jobs.engine import squeeze_excite_pass
+from nimble_jobs.engine import depthwise_activated, depthwise_pass, squeeze_excite, squeeze_excite_pass
 from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.inductor import compile_module, refusing_compilers
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
-from nimble_jobs.engine.squeeze_excite import wanted_as_in, with_own_kernels
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.preprocessed import Preprocessed
@@ -144,8 +143,10 @@ def record_source(
                 epilogues=device if source.kernels == "epilogues" else None,
                 rewrite=_rewrite(device, like) if source.kernels == "epilogues" else None,
             )
-            recorded = with_own_kernels(record_compiled(call, example, state, device), device)
-            recording = with_own_depthwise(recorded, device, like=like)
+            recording = record_compiled(call, example, state, device)
+            for ours in (squeeze_excite.with_own_kernels, depthwise_activated.with_own_kernels):
+                recording = ours(recording, device)
+            recording = with_own_depthwise(recording, device, like=like)
     if any(t.random for t in recording.program.tasks):
         place = next(t.source for t in recording.program.tasks if t.random)
         raise CannotRecord(f"the model draws random numbers at {place}; its replays could not be checked")
@@ -154,8 +155,12 @@ def record_source(
 
 def _rewrite(device: torch.device, like: Program | None) -> Callable[[torch.fx.Graph], object]:
     """Put our operators where they are faster, or where an earlier recording has them."""
-    wanted = wanted_as_in(like) if like is not None else None
-    return lambda graph: squeeze_excite_pass.rewrite(graph, device, wanted)
+
+    def rewrite(graph: torch.fx.Graph) -> None:
+        squeeze_excite_pass.rewrite(graph, device, squeeze_excite.wanted_as_in(like) if like else None)
+        depthwise_pass.rewrite(graph, device, depthwise_activated.wanted_as_in(like) if like else None)
+
+    return rewrite
 
 
 def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -1,0 +1,139 @@
+"""A depthwise convolution with its bias and activation in one kernel of our own.
+
+An operator computes it in torch. A pass over a compiler's graph (`depthwise_pass`) puts it there where our kernel is
+faster than the library's with a second kernel for the activation. In the recording our kernel takes its place.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from nimble_jobs.engine import depthwise, static_triton
+from nimble_jobs.engine.device import able
+from nimble_jobs.engine.private.operators import OpOverload
+from nimble_jobs.engine.recorder import Recording
+from nimble_jobs.engine.static_kernel import StaticKernel
+from nimble_jobs.engine.static_triton import TYPES, Launch, aligned, capability_of
+from nimble_jobs.schedule import Program, Task, View
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # in the order of the kernel's numbers
+    "relu": functional.relu,
+    "relu6": functional.relu6,
+    "silu": functional.silu,
+    "hardswish": functional.hardswish,
+}
+_NAMESPACE = "nimble_jobs"
+
+_LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
+_LIBRARY.define(
+    "depthwise_activated(Tensor x, Tensor weight, Tensor bias, int stride, int padding, int dilation, str activation)"
+    " -> Tensor",
+    tags=(torch.Tag.needs_exact_strides,),
+)
+
+
+def _computed(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: int, padding: int, dilation: int, activation: str
+) -> torch.Tensor:
+    found = functional.conv2d(x, weight, bias, stride, padding, dilation, x.shape[1])
+    return ACTIVATIONS[activation](found).contiguous(memory_format=torch.channels_last)
+
+
+for _key in ("CPU", "CUDA", "Meta"):
+    _LIBRARY.impl("depthwise_activated", _computed, _key)
+
+OPERATOR: OpOverload = getattr(torch.ops, _NAMESPACE).depthwise_activated.default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activated:
+    """Everything that decides time and kernel."""
+
+    shape: depthwise.Shape  # of a convolution over channels-last images
+    activation: str  # one of ACTIVATIONS
+
+    @property
+    def name(self) -> str:
+        """The kernel's name. Shapes that need different binaries or grids have different names."""
+        return f"{self.shape.name}.{self.activation}"
+
+    @property
+    def words(self) -> str:
+        """As `explain` calls it."""
+        return f"{self.shape.words}, then bias and {self.activation}"
+
+
+Wanted = Callable[[Activated, torch.device], bool]  # whether our kernel is to compute one on a device
+
+
+def wanted_as_in(program: Program) -> Wanted:
+    """As in an earlier recording of the same module."""
+    names = {task.op for task in program.tasks}
+    return lambda one, _: one.name in names
+
+
+def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
+    """The recording with our kernel for each task of the operator.
+
+    Over memory that our kernel cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
+    """
+    if not able(device).kernels:
+        return recording
+    kernels = dict(recording.kernels)
+    tasks = []
+    for task in recording.program.tasks:
+        one = activated_of(task)
+        if one is not None:
+            kernel = compiled(one, capability_of(device))
+            kernels[kernel.name] = kernel
+            task = _ours(task, one)
+        tasks.append(task)
+    return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
+
+
+def activated_of(task: Task) -> Activated | None:
+    """What a task of the operator computes, if our kernel can; None for any other task."""
+    if task.op != str(OPERATOR):
+        return None
+    x, weight, bias, *settings, activation = task.args
+    out = task.outputs
+    assert isinstance(activation, str)
+    if not all(isinstance(each, View) for each in (x, weight, bias, out)):
+        return None
+    assert isinstance(x, View) and isinstance(weight, View) and isinstance(bias, View) and isinstance(out, View)  # noqa: PT018
+    shape = depthwise.shape_between(x, weight, out, [int(s) for s in settings if isinstance(s, int)])
+    dense = bias.stride == (1,) and aligned(bias) and bias.dtype == x.dtype
+    return Activated(shape=shape, activation=activation) if shape and shape.channels_last and dense else None
+
+
+@functools.lru_cache(maxsize=1024)
+def compiled(one: Activated, capability: int) -> StaticKernel:
+    """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
+
+    Raises EngineError if Triton cannot compile it.
+    """
+    from nimble_jobs.engine import depthwise_triton
+
+    shape = one.shape
+    places, channels, warps = shape.tile
+    constants = {"KERNEL": shape.kernel, "UNIT": shape.unit, "PLACES": places, "CHANNELS": channels}
+    return static_triton.compiled(
+        depthwise_triton.depthwise_activated,
+        Launch(name=one.name, grid=shape.grid, warps=warps),
+        capability,
+        pointers=dict.fromkeys(("x", "weight", "bias", "out"), TYPES[shape.dtype]),
+        sizes=depthwise_triton.SIZES,
+        constants=constants | {"ACTIVATION": list(ACTIVATIONS).index(one.activation)},
+    )
+
+
+def _ours(task: Task, one: Activated) -> Task:
+    out: Any = task.outputs
+    args = (*task.args[:3], out, *one.shape.sizes)
+    return replace(task, op=one.name, args=args, outputs=None, writes=(out,), mutates=(out,))

@@ -1,0 +1,167 @@
+"""A pass over the graph that a compiler is given: puts the operator of `depthwise_activated` in place of a depthwise
+convolution and its activation, where our kernel is faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.nn import functional
+
+from nimble_jobs.engine import choices, depthwise, measure
+from nimble_jobs.engine.depthwise_activated import ACTIVATIONS, OPERATOR, Activated, Wanted, compiled
+from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.private.modes import modes_off
+from nimble_jobs.engine.static_triton import MOST, TYPES, capability_of
+from nimble_jobs.engine.verify import relative_norm
+from nimble_jobs.errors import EngineError
+from nimble_jobs.task_times import TaskTimes
+
+_GAIN = 0.95  # ours must take less than this share
+_EXACT = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-3}  # largest relative norm against the operator
+_NAMES: dict[object, str] = {
+    functional.relu: "relu",
+    torch.relu: "relu",
+    functional.relu6: "relu6",
+    functional.silu: "silu",
+    functional.hardswish: "hardswish",
+}
+_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Match:
+    one: Activated
+    given: tuple[Node, Node, Node]  # images, weight, bias
+    convolution: Node
+
+
+def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) -> int:
+    """Put our operator into a graph of torch's functions, whose nodes carry fake tensors in `meta["example_value"]`.
+
+    `wanted` says what ours is to compute; by default, that where it is faster. Returns how many there are.
+    """
+    wanted = wanted or is_faster
+    count = 0
+    for activation in list(graph.nodes):
+        match = _match(activation, device)
+        if match is None or not wanted(match.one, device):
+            continue
+        shape = match.one.shape
+        args = (*match.given, shape.stride, shape.padding, shape.dilation, match.one.activation)
+        with graph.inserting_before(activation):
+            made = graph.call_function(OPERATOR, args)
+        made.meta = dict(activation.meta)
+        activation.replace_all_uses_with(made)
+        graph.erase_node(activation)
+        graph.erase_node(match.convolution)
+        count += 1
+    return count
+
+
+def is_faster(one: Activated, device: torch.device) -> bool:
+    """Whether our kernel is faster than the library's and another one, and agrees with them, now or as measured
+    earlier.
+    """
+    parts = {name: str(value) for name, value in asdict(one.shape).items()}
+    parts |= {"task": "depthwise convolution, activated", "activation": one.activation}
+    parts |= {"code": depthwise.code_digest()} | choices.parts_here(device)
+    with modes_off():
+        return choices.current().choose(parts, ("library", "ours"), lambda: _times(one, device)) == "ours"
+
+
+def _times(one: Activated, device: torch.device) -> TaskTimes:
+    shape, generator = one.shape, torch.Generator(device).manual_seed(0)  # leaves the process's random state alone
+
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator, device=device, dtype=dtype(shape.dtype))
+
+    x = random(shape.images, shape.channels, shape.height, shape.width).contiguous(memory_format=torch.channels_last)
+    weight, bias = random(shape.channels, 1, shape.kernel, shape.kernel), random(shape.channels)
+    settings = (shape.stride, shape.padding, shape.dilation)
+    theirs = OPERATOR(x, weight, bias, *settings, one.activation)
+    out = torch.empty_like(theirs)
+
+    def library() -> torch.Tensor:  # a compiler adds the bias in the kernel of the activation
+        return ACTIVATIONS[one.activation](functional.conv2d(x, weight, None, *settings, shape.channels))
+
+    try:
+        kernel = compiled(one, capability_of(device))
+    except EngineError:
+        (library_us,) = measure.kernel_times_us([library], device)
+        return TaskTimes(task=one.words, times_us=(("library", library_us),), chosen="library")
+    times = measure.kernel_times_us([library, lambda: kernel(x, weight, bias, out, *shape.sizes)], device)
+    ends = [0, shape.images - 1]  # to compare all of them in fp64 would need much memory
+    agree = relative_norm(out[ends], theirs[ends]) <= _EXACT[shape.dtype]
+    return TaskTimes(
+        task=one.words,
+        times_us=(("library", times[0]), ("ours", times[1])),
+        chosen="ours" if agree and times[1] <= _GAIN * times[0] else "library",
+    )
+
+
+def _match(activation: Node, device: torch.device) -> _Match | None:
+    """A depthwise convolution with bias that only this activation reads; None if ours cannot compute it."""
+    name, convolution = _name(activation), activation.args[0] if activation.args else None
+    if name is None or not isinstance(convolution, Node) or len(convolution.users) != 1:
+        return None
+    if convolution.target not in (torch.conv2d, functional.conv2d):
+        return None
+    given = dict(zip(_CONVOLUTION, convolution.args, strict=False)) | dict(convolution.kwargs)
+    x, weight, bias = (given.get(part) for part in _CONVOLUTION[:3])
+    if not (isinstance(x, Node) and isinstance(weight, Node) and isinstance(bias, Node)):
+        return None
+    settings = [_both(given.get(part, usual)) for part, usual in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    values = [each.meta.get("example_value") for each in (x, weight, bias, convolution)]
+    if None in settings or not all(isinstance(value, torch.Tensor) for value in values):
+        return None
+    shape = _shape(values, [int(each) for each in settings if each is not None], device)
+    if shape is None or given.get("groups", 1) != shape.channels:
+        return None
+    return _Match(one=Activated(shape=shape, activation=name), given=(x, weight, bias), convolution=convolution)
+
+
+def _name(node: Node) -> str | None:
+    """The activation that a node computes."""
+    if node.target is functional.hardtanh:
+        bounds = (*node.args[1:3], *(node.kwargs[n] for n in ("min_val", "max_val") if n in node.kwargs))
+        return "relu6" if bounds == (0.0, 6.0) else None
+    return _NAMES.get(node.target)
+
+
+def _both(value: Any) -> int | None:
+    """A setting that is the same in both directions."""
+    pair = value if isinstance(value, (tuple, list)) else (value, value)
+    return pair[0] if len(set(pair)) == 1 and isinstance(pair[0], int) else None
+
+
+def _shape(values: list[Any], settings: list[int], device: torch.device) -> depthwise.Shape | None:
+    x, weight, bias, out = values
+    kernel = weight.shape[-1]
+    whole = x.dim() == 4 and all(isinstance(size, int) for size in (*x.shape, *out.shape)) and 0 not in out.shape
+    if not whole or x.device.type != device.type or len({x.dtype, weight.dtype, bias.dtype, out.dtype}) != 1:
+        return None
+    name = str(x.dtype).removeprefix("torch.")
+    fits = tuple(weight.shape) == (x.shape[1], 1, kernel, kernel) and kernel in depthwise.KERNELS and x.shape[1] > 1
+    dense = weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last)  # one channel: the same
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    if not (fits and dense and last) or name not in TYPES or max(x.numel(), out.numel()) >= MOST:
+        return None
+    stride, padding, dilation = settings
+    return depthwise.Shape(
+        dtype=name,
+        images=x.shape[0],
+        channels=x.shape[1],
+        height=x.shape[2],
+        width=x.shape[3],
+        out_height=out.shape[2],
+        out_width=out.shape[3],
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        channels_last=True,
+    )
