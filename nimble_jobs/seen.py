@@ -9,6 +9,7 @@ from enum import StrEnum
 
 VANISHED = "vanished after it was listed"
 CHANGED = "changed after it was listed"
+UNSCORED = "its shard failed again and again"
 
 
 class Kind(StrEnum):
@@ -47,7 +48,9 @@ class InputFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Numbers of files. `new` to `unusable` add up to `listed`; `vanished` and `moved` are among the wanted ones."""
+    """Numbers of files. `new` to `unusable` add up to `listed`; `vanished`, `moved` and `failed` are among the wanted
+    ones.
+    """
 
     listed: int = 0
     new: int = 0
@@ -60,6 +63,7 @@ class Counts:
     unusable: int = 0
     vanished: int = 0  # gone before it was read
     moved: int = 0  # written to after it was listed; the next run scores it
+    failed: int = 0  # in a shard that failed for good, which tells nothing of the file; the next run scores it
 
     @property
     def wanted(self) -> int:

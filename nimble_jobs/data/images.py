@@ -61,6 +61,11 @@ class ImageSource(Unblocked):
     def place(self, index: int) -> str:
         return self.stamps[index].path
 
+    def file_of(self, index: int) -> str:
+        """The listed file that holds a record."""
+        assert self.ids is not None
+        return self.ids[index]
+
     def load(
         self,
         indexes: np.ndarray,

@@ -73,8 +73,13 @@ class Listed(Joined):
     def __init__(self, parts: Sequence[Source], names: Sequence[str], left_out: dict[str, str]) -> None:
         super().__init__(parts, next(part for part in parts if not isinstance(part, Unread)))
         self.left_out = left_out
+        self._names = names
         if self.ids is None:
             self.ids = JoinedIds([_ids(part, name) for part, name in zip(parts, names, strict=True)])
+
+    def file_of(self, index: int) -> str:
+        """The listed file that holds a record."""
+        return self._names[self.part_of(index)]
 
 
 def open_listed(files: FileList, open_one: Callable[[Path], Source]) -> Listed:

@@ -106,6 +106,10 @@ class Reader:
         """The place of a record for messages: FILE:LINE, FILE: record N, or an image's file."""
         return self._source.place(int(index))
 
+    def listed_file(self, index: int) -> str:
+        """The file that holds a record, as it was listed. Only for inputs that were opened by a list of files."""
+        return str(self._source.file_of(int(index)))  # type: ignore[attr-defined]  # only such sources have it
+
     def notes(self, *, shuffled: bool = False) -> list[str]:
         """Notes for users about memory or time; `shuffled`: records are read in random order."""
         texts = list(self._source.notes)

@@ -240,8 +240,12 @@ class Joined:
         self.notes = tuple(note for part in parts for note in part.notes)
         self._blocks = np.cumsum([0, *(one.count for one in blocked)])
 
+    def part_of(self, index: int) -> int:
+        """Which part holds a record."""
+        return int(np.searchsorted(self._starts, index, side="right")) - 1
+
     def place(self, index: int) -> str:
-        part = int(np.searchsorted(self._starts, index, side="right")) - 1
+        part = self.part_of(index)
         return self.parts[part].place(index - int(self._starts[part]))
 
     def block(self, number: int) -> Block:

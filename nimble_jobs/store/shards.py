@@ -216,6 +216,15 @@ class Shards(ShardQueries):
 
         return self._db.write(work)
 
+    def recount(self, job: Job, bad: int) -> None:
+        """What is to be published has so many bad records. Raises FencedOut."""
+
+        def work(session: Session) -> None:
+            fence(session, job)
+            changed(session, update(JobRow).where(JobRow.id == job.id).values(records_bad=bad))
+
+        self._db.write(work)
+
     def release(self, job: Job) -> None:
         """The member no longer works on the shards that it holds; others may take them. Raises FencedOut."""
 

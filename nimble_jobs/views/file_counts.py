@@ -18,6 +18,7 @@ _FILES = {
     "unusable": " unreadable",
     "vanished": " removed before they were read",
     "moved": " written to after they were listed; the next run scores them",
+    "failed": " in shards that failed; the next run scores them",
 }
 
 

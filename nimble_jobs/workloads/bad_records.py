@@ -15,7 +15,18 @@ from nimble_jobs.spec import RunSpec
 KINDS = 50  # that are told apart
 _REST = f"other reasons (only the first {KINDS} kinds are counted separately)"
 _LONGEST = 500  # characters of a reason or a place
+_OF_FAILED_SHARD = re.compile(r"\bits shard \d+ failed: ")
 _PARTICULAR = re.compile(r"'[^']*'|\"[^\"]*\"|(?:/[^\s:;,]+)+|\d+(?:\.\d+)?")
+
+
+def of_failed_shard(index: int, error: str) -> str:
+    """The reason of records that were left out because their shard failed again and again."""
+    return f"its shard {index} failed: {error}"
+
+
+def in_failed_shard(reason: str) -> bool:
+    """Whether this is such a reason, perhaps behind a place."""
+    return _OF_FAILED_SHARD.search(reason) is not None
 
 
 class BadRecords:

@@ -20,7 +20,7 @@ from nimble_jobs.errors import ShardsMissing
 from nimble_jobs.job import Member, ShardClaim
 from nimble_jobs.plural import count
 from nimble_jobs.workloads.answering import answered
-from nimble_jobs.workloads.bad_records import enforce_threshold
+from nimble_jobs.workloads.bad_records import enforce_threshold, of_failed_shard
 from nimble_jobs.workloads.collected import Shard as Lost
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
 from nimble_jobs.workloads.cuts import Span
@@ -152,10 +152,11 @@ class Part:
         self._context.patience.through(lambda: staging.adopt(last=True))
         # Whoever finished the shard with the last one may have died before it could end the job.
         enforce_threshold(self._context.spec.run, len(staging.bad), self._total, staging.bad)
-        for claim, error in self._patiently(lambda _now: self._context.store.shards.failed(self._job)):
+        failed = self._patiently(lambda _now: self._context.store.shards.failed(self._job))
+        for claim, error in failed:
             for index in self._shards_of(claim.index):
                 if index not in staging.done:
-                    why = f"its shard {index} failed: {error}"
+                    why = of_failed_shard(index, error)
                     bad = [reader.bad_record(record, why) for record in range(*shards[index])]
                     lost = Lost(index=index, columns={}, bad=bad)
                     if answers is not None:
@@ -168,6 +169,9 @@ class Part:
                 f"{path}: {them} of other devices are missing here, damaged, or made with another decoder of pictures"
             )
             raise ShardsMissing(problem)
+        if failed:  # a window that failed may have finished shards, which count as what they are
+            bad_records = len(staging.bad)
+            self._patiently(lambda _now: self._context.store.shards.recount(self._job, bad_records))
 
     def _next(self) -> Sequence[ShardClaim]:
         """Claims for another round; none once all shards are done. Waits for other members. Raises Stopped."""

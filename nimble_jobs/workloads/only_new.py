@@ -20,11 +20,11 @@ from nimble_jobs.data.stamps import Stamps
 from nimble_jobs.errors import DataError, OutOfStep, OutputExists
 from nimble_jobs.job import JobState
 from nimble_jobs.models import identity, weights_identity
-from nimble_jobs.seen import CHANGED, VANISHED, Counts, FileList, InputFile, Kind, Scored, kind_of
+from nimble_jobs.seen import CHANGED, UNSCORED, VANISHED, Counts, FileList, InputFile, Kind, Scored, kind_of
 from nimble_jobs.spec import ModelSpec
 from nimble_jobs.spec.model import OnlyNewSpec
 from nimble_jobs.store import Wait
-from nimble_jobs.workloads.bad_records import enforce_threshold
+from nimble_jobs.workloads.bad_records import enforce_threshold, in_failed_shard
 from nimble_jobs.workloads.context import JobContext, Outcome
 from nimble_jobs.workloads.waiting import go_on, told_once, who
 
@@ -52,8 +52,8 @@ class Work:
 
     def counts(self, left: dict[str, str]) -> Counts:
         """The counts of the list, with what has happened to its files since."""
-        vanished = sum(reason == VANISHED for reason in left.values())
-        return dataclasses.replace(self.files.counts, vanished=vanished, moved=len(left) - vanished)
+        of = Counter(left.values())
+        return dataclasses.replace(self.files.counts, vanished=of[VANISHED], moved=of[CHANGED], failed=of[UNSCORED])
 
     def summary(self, left: dict[str, str]) -> dict[str, Any]:
         """What the manifest says: enough for another process to mark the files, if this one dies before it can."""
@@ -90,13 +90,15 @@ def choose(context: JobContext, *, now: float) -> Work | Outcome:
 
 
 def left_over(work: Work, reader: Reader, bad: list[BadRecord]) -> dict[str, str]:
-    """Files of the list that must not count as seen, because they changed between listing and reading; with the reason.
+    """Files of the list that must not count as seen, with the reason: they changed between listing and reading, or
+    records of theirs were in a shard that failed, perhaps because of others.
 
     `bad` holds the bad records of all shards, also of earlier attempts.
     """
+    failed = {reader.listed_file(b.index): UNSCORED for b in bad if in_failed_shard(b.reason)}
     passing = {b.id: b.reason for b in bad if b.reason in (VANISHED, CHANGED)}
     unread = {path: reason for path, reason in reader.left_out.items() if reason in (VANISHED, CHANGED)}
-    return gone(work.files) | unread | passing
+    return failed | gone(work.files) | unread | passing
 
 
 def gone(files: FileList) -> dict[str, str]:
@@ -111,13 +113,16 @@ def finish(context: JobContext, outcome: Outcome, work: Work, left: dict[str, st
     """
     manifest = published(context.spec.output.folder, context.job.id, context.store.publications)
     said = (manifest or {}).get("summary", {}).get("only_new") or work.summary(left)
-    if said["left"]:
-        files = "file was" if len(said["left"]) == 1 else "files were"
-        text = (
-            f"{len(said['left']):,} {files} gone or changed when read; the next run "
-            f"checks again: {_few(list(said['left']))}"
-        )
+    moved = [path for path, reason in said["left"].items() if reason != UNSCORED]
+    failed = [path for path, reason in said["left"].items() if reason == UNSCORED]
+    if moved:
+        files = "file was" if len(moved) == 1 else "files were"
+        text = f"{len(moved):,} {files} gone or changed when read; the next run checks again: {_few(moved)}"
         context.event("moved", text, {})
+    if failed:
+        files = "file was" if len(failed) == 1 else "files were"
+        text = f"{len(failed):,} {files} in shards that failed; the next run scores them: {_few(failed)}"
+        context.event("unscored", text, {})
     scored = Work(files=work.files, model=said["model"]).scored(said["left"])
     return dataclasses.replace(outcome, scored=scored, outputs=outcome.outputs | {"only_new": said["counts"]})
 

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from nimble_jobs.data import Staging
+from nimble_jobs.data import BadRecord, Staging
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import execute
 from nimble_jobs.workloads import only_new, score
+from nimble_jobs.workloads.bad_records import of_failed_shard
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
 from tests.inbox import Inbox, Killed, age, counts
 
@@ -119,6 +120,31 @@ def test_files_that_change_after_they_were_listed(store: Store, tmp_path: Path, 
     assert counts(job) == {"listed": 3, "new": 3, count: 1}
     assert inbox.seen() == dict.fromkeys((f"a{suffix}", f"c{suffix}"), job.id)
     inbox.put(victim.name)
+    assert counts(inbox.job()) == {"listed": 3, "new": 1, "skipped": 2}
+
+
+@pytest.mark.parametrize("format_", ["images", "npy", "csv"])
+def test_files_in_a_shard_that_failed(
+    store: Store, tmp_path: Path, format_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they were at fault is not known, so the next run has them again, as a whole. Others are seen."""
+    inbox = Inbox(store, tmp_path, format_)
+    suffix = {"images": ".png"}.get(format_, f".{format_}")
+    for name in ("a", "b", "c"):
+        inbox.put(f"{name}{suffix}", rows=2)
+    inbox.submit()
+    index = 1 if format_ == "images" else 3
+    reason = of_failed_shard(1, "the device faulted")
+    lost = BadRecord(index=index, id="odd", reason=f"b.csv:5: {reason}" if format_ == "csv" else reason)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Staging, "bad", property(lambda staging: [lost] if staging.done else []))
+        job = inbox.work()
+    assert job.state is JobState.SUCCEEDED, job.error
+    assert counts(job) == {"listed": 3, "new": 3, "failed": 1}
+    assert inbox.seen() == dict.fromkeys((f"a{suffix}", f"c{suffix}"), job.id)
+    (event,) = [event for event in store.jobs.events(job.id) if event.kind == "unscored"]
+    assert event.message == f"1 file was in shards that failed; the next run scores them: b{suffix}"
     assert counts(inbox.job()) == {"listed": 3, "new": 1, "skipped": 2}
 
 

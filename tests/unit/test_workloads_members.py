@@ -148,6 +148,27 @@ def test_a_window_is_finished_with_the_second_try_of_its_last_shard(store: Store
     assert store.shards.unfinished(lead._job) == (False, False)
 
 
+def test_a_window_that_failed_for_good(store: Store, lead: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was finished of it counts; bad are the records of missing shards, in the manifest and in the job alike."""
+    monkeypatch.setattr("nimble_jobs.store.shards.tolerated", lambda _row: 1)
+    lead.claims_windows([Span(first=0, last=1, start=0, stop=20)])
+    lead.open(SHARDS, staging(lead))
+    lead.staging.write_shard(0, columns(10))
+    job = lead._job
+    for _ in range(job.max_attempts):
+        store.shards.claim(job, NOW, idle=True)
+        store.shards.leave(job, now=NOW, error="odd")
+    (window,) = store.shards.failed(job)
+    assert store.jobs.get(job.id).records_bad == 20
+    place = staging(lead)
+    with open_reader(lead._context.spec.input) as reader:
+        lead.complete(place, reader, SHARDS)
+    assert [record.index for record in place.bad] == list(range(10, 20))
+    assert place.bad[0].reason == "its shard 1 failed: odd"
+    assert store.jobs.get(job.id).records_bad == 10
+    assert window[0].index == 0
+
+
 def test_shards_that_are_finished_while_others_are_claimed(store: Store, lead: Part) -> None:
     """The thread that claims and those that finish change what the member holds; neither undoes what the other did."""
     membership, job = lead._membership, lead._job
