@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from nimble_jobs import moves
 from nimble_jobs.data.blocks import Layout
 from nimble_jobs.data.csv_cells import Cells, Text, as_text, cells_of, is_number, is_text, parse
 from nimble_jobs.data.csv_cuts import Cut, cuts
-from nimble_jobs.data.several_columns import source_of
 from nimble_jobs.data.source import Source, record_of
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.table import OpenTable
@@ -111,12 +110,23 @@ class Blocks:
 
 
 def open_large(
-    spec: InputSpec, path: Path, stamp: Stamp, *, known: Sequence[str], names: Sequence[str], extra: Sequence[str]
+    make: Callable[[InputSpec, Stamp, OpenTable], Source],
+    spec: InputSpec,
+    stamp: Stamp,
+    *,
+    known: Sequence[str],
+    names: Sequence[str],
+    extra: Sequence[str],
+    plain: Collection[str],
 ) -> Source:
-    """Rows of a CSV file with the columns `known`, of which `names` make x. Raises DataError."""
+    """What `make` makes of the rows of a CSV file with the columns `known`. `names` make x; those in `plain` stay text.
+
+    Raises DataError, and what `make` raises.
+    """
+    path = Path(stamp.path)
     with stamp.open() as file:
         first = mapped(
-            lambda part: _first_pass(*part, known, names, extra),
+            lambda part: _first_pass(*part, known, names, extra, plain),
             cuts(file, str(path)),
             threads=usable_cores(),
             depth=2 * usable_cores(),
@@ -130,7 +140,7 @@ def open_large(
     starts = np.cumsum([0, *(one.rows for one in found)], dtype=np.int64)
     bad = {int(start) + i: why for one, start in zip(found, starts, strict=False) for i, why in one.odd.items()}
     blocks.kinds = {name: blocks.kind_of(name, {one.kinds[i] for one in found}) for i, name in enumerate(names)}
-    blocks.texts = _texts(blocks, [n for n in names if is_text(blocks.kinds[n])], starts, bad, path)
+    blocks.texts = _texts(blocks, [n for n in names if is_text(blocks.kinds[n]) and n not in plain], starts, bad, path)
     blocks.kinds |= {name: text.kind for name, text in blocks.texts.items()}
     most = max((one.rows for one in found), default=1)
     opened = OpenTable(
@@ -142,11 +152,14 @@ def open_large(
         bad=bad,
         line=Lines(blocks, starts),
     )
-    return source_of(spec, stamp, opened)
+    return make(spec, stamp, opened)
 
 
-def _first_pass(cut: Cut, data: bytes, known: Sequence[str], names: Sequence[str], extra: Sequence[str]) -> Found:
-    types = dict.fromkeys(extra, pa.string())  # as text, so that ids keep leading zeros; labels are interpreted later
+def _first_pass(
+    cut: Cut, data: bytes, known: Sequence[str], names: Sequence[str], extra: Sequence[str], plain: Collection[str]
+) -> Found:
+    types = dict.fromkeys(plain, pa.binary())
+    types |= dict.fromkeys(extra, pa.string())  # as text, so that ids keep leading zeros; labels are interpreted later
     wanted = [*names, *(e for e in extra if e not in names)]
     table, odd = parse(data, known, wanted, types)
     kinds = tuple(table.schema.field(n).type for n in names)

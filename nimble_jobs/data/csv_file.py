@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import re
-from functools import cached_property
+from collections.abc import Iterable
+from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,29 +17,36 @@ from nimble_jobs.data.blocks import BLOCK_BYTES, Layout
 from nimble_jobs.data.csv_blocks import lines_of, open_large
 from nimble_jobs.data.csv_cells import Cells, as_text, is_number, is_text, parse
 from nimble_jobs.data.csv_cuts import after_header, check_closed
-from nimble_jobs.data.several_columns import source_of
+from nimble_jobs.data.picture_paths import any_path
+from nimble_jobs.data.several_columns import IDS, source_of
 from nimble_jobs.data.source import Source, record_of
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import OpenTable, check_columns
+from nimble_jobs.data.table import OpenTable, check_columns, single_columns
+from nimble_jobs.data.text.fixed import AsTokens
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import open_regular, read_regular
 from nimble_jobs.spec.model import InputSpec
 
+_FIRST_LINES = 1000
 WHOLE_BYTES = 64 << 20  # files up to this size are read whole and kept in memory
 
 
-def open_csv(spec: InputSpec, path: Path) -> Source:
+def open_csv(spec: InputSpec, path: Path, tokens: AsTokens | None = None) -> Source:
     """Rows of one CSV file (UTF-8, comma). A cell that is not a number, or a line of wrong length, makes a bad record.
 
-    Columns with only whole numbers stay whole; transform.scale: 1 makes them float32.
+    Columns with only whole numbers stay whole; transform.scale: 1 makes them float32. Texts stay for which there are
+    `tokens`, and paths of pictures. Raises DataError, and what `tokens` raises.
     """
     stamp = Stamp.of(path)
     try:
         known = header(path)
         names, extra = check_columns(spec, path, known)
+        plain, paths = _texts(spec, path, known, tokens)
+        extra += [name for name in paths if name not in extra]
+        make = partial(source_of, tokens=tokens)
         if stamp.size > WHOLE_BYTES:
-            return open_large(spec, path, stamp, known=known, names=names, extra=extra)
-        table, bad = _read(path, known, names, extra, spec.fields.id)
+            return open_large(make, spec, stamp, known=known, names=names, extra=extra, plain={*plain, *paths})
+        table, bad = _read(path, known, names, extra, spec.fields.id, plain)
     except (pa.ArrowException, OSError) as e:
         # Of a file that is read in blocks, the parser's number of a row counts from the block's beginning.
         said = re.sub(r"Row #\d+: ", "", str(e))
@@ -45,6 +54,9 @@ def open_csv(spec: InputSpec, path: Path) -> Source:
     numbers = []
     for name in names:
         column = table.column(name)
+        if name in plain or name in paths:
+            numbers.append(column)
+            continue
         _refuse_text(column, f"{path}: input.fields.x: column {name!r}")
         numbers.append(_numbers(column, name, bad))
     x = pa.table(numbers, names=names)
@@ -60,7 +72,7 @@ def open_csv(spec: InputSpec, path: Path) -> Source:
         bad=bad,
         line=_Lines(path, stamp, table.num_rows),
     )
-    return source_of(spec, stamp, opened)
+    return make(spec, stamp, opened)
 
 
 class _Lines:
@@ -101,8 +113,36 @@ def header(path: Path) -> list[str]:
     return names
 
 
+def _texts(
+    spec: InputSpec, path: Path, known: list[str], tokens: AsTokens | None
+) -> tuple[dict[str, None], dict[str, None]]:
+    """The columns whose texts become tokens, and those whose first cell is the path of a picture, by name."""
+    columns = {argument: name for argument, name in single_columns(spec).items() if name in known}
+    several = spec.fields.arguments is not None
+    texts = [name for argument, name in columns.items() if several and tokens is not None and argument == IDS]
+    first = _first_cells(path, known, [name for name in columns.values() if name not in texts])
+    return dict.fromkeys(texts), dict.fromkeys(name for name, cell in first.items() if any_path(cell))
+
+
+def _first_cells(path: Path, known: list[str], names: list[str]) -> dict[str, str]:
+    """The first cell that is not empty of each column, if it is in one of the first lines."""
+    found: dict[str, str] = {}
+    at = {name: known.index(name) for name in names}
+    with io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", errors="replace", newline="") as file:
+        try:
+            for row in islice(csv.reader(file), 1, _FIRST_LINES):
+                for name in [name for name in at if name not in found]:
+                    if len(row) == len(known) and (cell := row[at[name]].strip()):
+                        found[name] = cell
+                if len(found) == len(at):
+                    break
+        except csv.Error:  # what is wrong with the line is said by who reads all of them
+            pass
+    return found
+
+
 def _read(
-    path: Path, known: list[str], names: list[str], extra: list[str], id_column: str | None
+    path: Path, known: list[str], names: list[str], extra: list[str], id_column: str | None, plain: Iterable[str]
 ) -> tuple[pa.Table, dict[int, str]]:
     """The wanted columns. A line with too few or too many cells becomes an empty row, with a reason."""
     data = read_regular(path)
@@ -110,7 +150,10 @@ def _read(
     begin = after_header(data)
     if begin == len(data):
         raise DataError(f"{path}: no records; expected at least one")
-    as_text = dict.fromkeys(extra, pa.string())  # as text, so that ids keep leading zeros; labels are interpreted later
+    as_text = dict.fromkeys(plain, pa.binary())
+    as_text |= dict.fromkeys(
+        extra, pa.string()
+    )  # as text, so that ids keep leading zeros; labels are interpreted later
     wanted = [*names, *(e for e in extra if e not in names)]
     table, bad = parse(memoryview(data)[begin:], known, wanted, as_text)
     if bad and id_column is not None:

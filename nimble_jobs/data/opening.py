@@ -70,4 +70,4 @@ def _opener(spec: InputSpec, tokens: AsTokens | None) -> Callable[[Path], Source
         return lambda path: open_parquet(spec, path, tokens)
     from nimble_jobs.data.csv_file import open_csv
 
-    return lambda path: open_csv(spec, path)
+    return lambda path: open_csv(spec, path, tokens)

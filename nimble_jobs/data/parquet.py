@@ -22,7 +22,7 @@ from nimble_jobs.data.blocks import BLOCK_BYTES, Layout
 from nimble_jobs.data.several_columns import source_of
 from nimble_jobs.data.source import Source
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import OpenTable, check_columns
+from nimble_jobs.data.table import OpenTable, check_columns, is_plain_text, single_columns
 from nimble_jobs.data.text.fixed import AsTokens
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import name_of, open_regular
@@ -51,6 +51,9 @@ def opened_as(make: Callable[[InputSpec, Stamp, OpenTable], T], spec: InputSpec,
         with open_regular(path) as opened, pq.ParquetFile(name_of(opened)) as file:
             schema, metadata = file.schema_arrow, file.metadata
             names, extra = check_columns(spec, path, schema.names)
+            if spec.format != "text":  # paths of pictures, perhaps
+                texts = [name for name in single_columns(spec).values() if name in names]
+                extra += [n for n in texts if n not in extra and is_plain_text(schema.field(n).type)]
             held = file.read(columns=extra) if extra else pa.table({})
         widths = [_width(schema.field(name).type) for name in names]
         pieces = _pieces(metadata, dict(zip(names, widths, strict=True)))

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from nimble_jobs.data.blocks import Block, Give, Kept, keep_bytes
-from nimble_jobs.data.columns import choose, is_encoded, is_list, stored_as
+from nimble_jobs.data.columns import choose, is_binary, is_encoded, is_list, stored_as
+from nimble_jobs.data.picture_paths import PicturePaths, names_pictures
 from nimble_jobs.data.several import Column, Member, SeveralSource, parts_of
 from nimble_jobs.data.source import Source
-from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import OpenTable, TableSource
+from nimble_jobs.data.stamps import Stamp, Stamps, WithNamed
+from nimble_jobs.data.table import OpenTable, TableSource, is_plain_text
 from nimble_jobs.data.text.fixed import AsTokens, FixedRows
-from nimble_jobs.data.text.table_texts import TableTexts, is_plain_text
+from nimble_jobs.data.text.table_texts import TableTexts
 from nimble_jobs.data.text.values import Text
 from nimble_jobs.errors import DataError
 from nimble_jobs.packing import Part
@@ -28,7 +29,8 @@ class SeveralColumns(SeveralSource):
 
     def __init__(self, spec: InputSpec, stamp: Stamp, table: OpenTable, tokens: AsTokens | None = None) -> None:
         members: list[Column] = []
-        self._tables: list[TableSource | TableTexts] = []
+        self._tables: list[TableSource | TableTexts | None] = []  # None: it has no blocks
+        named: list[Stamps] = []
         for argument, part in parts_of(spec).items():
             names = choose(Path(stamp.path), part.fields.name, table.schema.names, part.fields.which)
             own = replace(table, names=names, bad={})
@@ -40,21 +42,35 @@ class SeveralColumns(SeveralSource):
                 self._tables.append(texts)
                 members.append(TextMember(source=texts, rows=tokens()))
                 continue
+            if names_pictures(part.fields.name, table):
+                pictures = PicturePaths(part, stamp, own)
+                self._tables.append(None)
+                members.append(Member.of(argument, pictures))
+                named.append(pictures.named)
+                continue
             source = TableSource(part, stamp, own)
             self._tables.append(source)
             members.append(Member.of(argument, source, scalar=_is_number(part.fields.name, table)))
         super().__init__(spec, members)
-        self.layout = table.layout
+        self._read = next((source for source in self._tables if source is not None), None)
+        if named:
+            self.stamps = WithNamed(stamp, named)
+        self.layout = table.layout if self._read is not None else None
         self._bad = table.bad
         self._kept = Kept(self.block, keep_bytes)
 
     def block(self, number: int) -> Block:
         """The blocks of all members."""
-        table = self._tables[0].table(number)
-        blocks = [source.block_of(number, table) for source in self._tables]
-        return Block(values=blocks, place=blocks[0].place, bad={}, nbytes=sum(block.nbytes for block in blocks))
+        assert self._read is not None
+        table = self._read.table(number)
+        blocks = [None if source is None else source.block_of(number, table) for source in self._tables]
+        held = [block for block in blocks if block is not None]
+        return Block(values=blocks, place=held[0].place, bad={}, nbytes=sum(block.nbytes for block in held))
 
     def _give(self, number: int, give: Give | None) -> Give | None:
+        if self._tables[number] is None:
+            return None
+
         def one(block: int) -> Block:
             found: Block = (give or self._kept)(block).values[number]
             return found
@@ -101,12 +117,16 @@ class TextMember:
 def source_of(spec: InputSpec, stamp: Stamp, table: OpenTable, tokens: AsTokens | None = None) -> Source:
     """The records of a table: of one input, or of several. Raises DataError, and what `tokens` raises."""
     if spec.fields.arguments is None:
-        return TableSource(spec, stamp, table)
+        one = PicturePaths if names_pictures(spec.fields.name, table) else TableSource
+        return one(spec, stamp, table)
     return SeveralColumns(spec, stamp, table, tokens)
 
 
 def _is_text(name: str, table: OpenTable) -> bool:
-    return name in table.schema.names and is_plain_text(table.schema.field(name).type)
+    if name not in table.schema.names:
+        return False
+    kind = table.schema.field(name).type
+    return is_plain_text(kind) or (table.line is not None and is_binary(kind))
 
 
 def _is_number(name: str, table: OpenTable) -> bool:

@@ -212,6 +212,31 @@ class Stamps(Sequence[Stamp]):
             ).encode(errors="surrogateescape")
 
 
+class WithNamed(Sequence[Stamp]):
+    """The stamp of a table, and then those of the files that it names."""
+
+    def __init__(self, table: Stamp, named: Sequence[Stamps]) -> None:
+        self._table, self._named = table, tuple(named)
+
+    def __len__(self) -> int:
+        return 1 + sum(map(len, self._named))
+
+    @overload
+    def __getitem__(self, index: int) -> Stamp: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Stamp]: ...
+    def __getitem__(self, index: int | slice) -> Stamp | list[Stamp]:
+        wanted = range(len(self))[index]
+        if not isinstance(wanted, int):
+            return [self[i] for i in wanted]
+        at = wanted - 1
+        for stamps in self._named if wanted else ():
+            if at < len(stamps):
+                return stamps[at]
+            at -= len(stamps)
+        return self._table
+
+
 def fingerprint(stamps: Iterable[Stamp]) -> str:
     """A digest of the files; equal only if none was written, replaced or renamed."""
     digest = hashlib.sha256()

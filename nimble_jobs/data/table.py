@@ -32,7 +32,7 @@ class OpenTable:
     schema: pa.Schema  # which knows their types
     layout: Layout
     read: Callable[[int], pa.Table]  # these columns in a block
-    extra: pa.Table  # the id and label columns, whole
+    extra: pa.Table  # the id and label columns, and those with paths of pictures, whole
     bad: Mapping[int, str] = field(default_factory=dict)  # why rows are no rows of the table
     line: Callable[[int], str] | None = None  # FILE:LINE of a row
 
@@ -41,7 +41,7 @@ class TableSource:
     """Rows of one file."""
 
     def __init__(self, spec: InputSpec, stamp: Stamp, table: OpenTable) -> None:
-        schema, layout, extra, line = table.schema, table.layout, table.extra, table.line
+        schema, layout, line = table.schema, table.layout, table.line
         self._names = table.names
         self._read = table.read
         self._line = line
@@ -58,14 +58,7 @@ class TableSource:
         self.piece: int | None = None
         if self.total == 0:
             raise DataError(f"{stamp.path}: no records; expected at least one")
-        self.ids: Ids | None = None
-        if spec.fields.id is not None:
-            where = f"{stamp.path}: input.fields.id: {spec.fields.id!r}"
-            self.ids = column_ids(extra.column(spec.fields.id), where, line)
-        self.labels = None
-        if spec.fields.label is not None:
-            where = f"{stamp.path}: input.fields.label: {spec.fields.label!r}"
-            self.labels = to_objects(extra.column(spec.fields.label), where)
+        self.ids, self.labels = ids_and_labels(spec, stamp, table)
         self.preprocess: Preprocess | None = None
         self._transform: ArrayTransform | None = None
         self.decoder: ImageDecoder | None = None
@@ -228,6 +221,17 @@ class ColumnIds(Ids):
         return found
 
 
+def ids_and_labels(spec: InputSpec, stamp: Stamp, table: OpenTable) -> tuple[Ids | None, np.ndarray | None]:
+    """The ids and labels that the spec names; None where it names none. Raises DataError."""
+    ids = labels = None
+    where = f"{stamp.path}: input.fields"
+    if spec.fields.id is not None:
+        ids = column_ids(table.extra.column(spec.fields.id), f"{where}.id: {spec.fields.id!r}", table.line)
+    if spec.fields.label is not None:
+        labels = to_objects(table.extra.column(spec.fields.label), f"{where}.label: {spec.fields.label!r}")
+    return ids, labels
+
+
 def column_ids(column: pa.ChunkedArray, where: str, line: Callable[[int], str] | None) -> Ids:
     """The ids in a column. Raises DataError unless it holds whole numbers or text, one per record."""
     if not is_text(column.type):
@@ -241,6 +245,12 @@ def column_ids(column: pa.ChunkedArray, where: str, line: Callable[[int], str] |
             raise no_id(first + at, where, line)
         first += len(chunk)
     return ColumnIds(column)
+
+
+def is_plain_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds texts, plain or as a dictionary."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -268,6 +278,11 @@ def to_objects(column: pa.ChunkedArray, where: str) -> np.ndarray:
         held[first : first + len(chunk)] = known[np.asarray(pc.fill_null(coded.indices.cast(pa.int64()), -1))]
         first += len(chunk)
     return held
+
+
+def single_columns(spec: InputSpec) -> dict[str, str]:
+    """The name of the column that each argument is read from, or `x` if it is the only one; also names of several."""
+    return spec.fields.arguments if spec.fields.arguments is not None else {"x": spec.fields.name}
 
 
 def check_columns(spec: InputSpec, path: Path, known: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -8,7 +8,7 @@ from nimble_jobs.data import columns
 from nimble_jobs.data.blocks import Block
 from nimble_jobs.data.source import record_of
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import OpenTable, column_ids, to_objects
+from nimble_jobs.data.table import OpenTable, ids_and_labels, is_plain_text
 from nimble_jobs.data.text.values import Rows, TextSource, Unreadable, decoded, paired
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import InputSpec
@@ -24,12 +24,7 @@ class TableTexts(TextSource):
             kind = columns.stored_as(table.schema.field(name).type)
             if not is_plain_text(kind) and not (table.line and columns.is_binary(kind)):
                 raise DataError(f"{stamp.path}: input.fields.x: column {name!r} holds {kind}; expected text")
-        fields, where = spec.fields, f"{stamp.path}: input.fields"
-        ids = labels = None
-        if fields.id is not None:
-            ids = column_ids(table.extra.column(fields.id), f"{where}.id: {fields.id!r}", table.line)
-        if fields.label is not None:
-            labels = to_objects(table.extra.column(fields.label), f"{where}.label: {fields.label!r}")
+        ids, labels = ids_and_labels(spec, stamp, table)
         super().__init__(stamp, table.layout, ids=ids, labels=labels, lines=table.line is not None)
         self._table = table
 
@@ -57,12 +52,6 @@ class TableTexts(TextSource):
         texts = [_texts(table.column(name), name, bad) for name in self._table.names]
         nbytes = sum(table.column(name).nbytes for name in self._table.names)
         return Rows(texts=paired(texts, bad), bad=bad, nbytes=nbytes)
-
-
-def is_plain_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type holds texts, plain or as a dictionary."""
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _texts(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> list[str | None]:
