@@ -1,4 +1,6 @@
-"""Addresses in object stores, such as s3://bucket/folder: which ones can be used, and what is wrong with others."""
+"""Addresses in object stores, such as s3://bucket/folder: which ones can be used, and what is wrong with others. And
+what in a database's address must not be shown.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from importlib.util import find_spec
 # The driver of fsspec for each scheme. Only that of s3 is tested.
 DRIVERS = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 EXPECTED = "an address such as s3://BUCKET/FOLDER"
+SECRET_OPTIONS = frozenset({"password", "sslpassword"})  # of a database's address
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _INSTALL = {"s3fs": "pip install 'nimble-jobs[objects]'"}

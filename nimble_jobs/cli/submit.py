@@ -83,8 +83,12 @@ def _run(
 
             ended = run_inline(store, job.id, leave=leave)
         _tell(store)
-        for name, text in () if quiet else job_view.weights(store.jobs.events(job.id)):
+        events = () if quiet else store.jobs.events(job.id)
+        for name, text in job_view.weights(events):
             output.note(f"{name}: {text}; set model.weights to use trained ones")
+        for event in events:
+            if event.kind == "beside":
+                output.note(event.message)
         _report(store, ended, json=json, quiet=quiet)
 
 

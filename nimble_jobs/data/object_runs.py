@@ -45,7 +45,7 @@ def named_by(objects: Objects, job_id: str) -> set[str]:
     try:
         contents = json.loads(objects.read(MANIFEST))
         return {str(file["name"]) for file in contents["files"]} if contents["job_id"] == job_id else set()
-    except (NotFound, ValueError, KeyError, TypeError):
+    except (NotFound, ValueError, KeyError, TypeError, RecursionError):
         return set()
 
 
@@ -61,6 +61,8 @@ def left_at(address: str) -> dict[str, int]:
 def notes(objects: Objects, runs: Mapping[str, int]) -> Iterator[Note]:
     """What was noted in these runs, objects with the number of their attempt, the newest first."""
     for name in sorted((n for n in runs if n.endswith(f"/{NOTE}")), key=runs.__getitem__, reverse=True):
-        found = json.loads(objects.read(name))
-        if "basis" in found:  # not only the sign that an attempt has begun
+        try:
+            found = json.loads(objects.read(name))
             yield Note(basis=found["basis"], value=found["value"])
+        except (NotFound, ValueError, KeyError, TypeError, RecursionError):  # only a sign that an attempt has begun
+            continue

@@ -308,7 +308,7 @@ def remove(folder: Path, job_id: str) -> None:
         contents = json.loads(read_regular(folder / MANIFEST))
         theirs = contents["job_id"] != job_id
         names = [str(f["name"]) for f in contents["files"]] if theirs else []
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         theirs, names = False, []
     if not theirs or folder.is_symlink():
         remove_tree(folder)

@@ -35,7 +35,7 @@ def read_note(sheets: Path) -> Note | None:
     try:
         found = json.loads(read_regular(sheets / NOTE))
         return Note(basis=found["basis"], value=found["value"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -20,7 +20,7 @@ import ray
 import ray.exceptions
 
 from nimble_jobs.plural import count
-from nimble_jobs.ray.member import Ended, Member, Place
+from nimble_jobs.ray.member import Ended, Member, Place, verdict
 from nimble_jobs.ray.order import Order
 
 RESTARTS = 100  # of an actor whose process, worker or node dies
@@ -89,19 +89,16 @@ class Crew:
         self._members: list[Any] = [member.remote(order) for _ in range(actors)]
         self._placing = {each.place.remote(): number for number, each in enumerate(self._members)}
         self._running = {each.run.remote(): number for number, each in enumerate(self._members)}
-        self._codes: list[int] = []
-        self._reason = ""
+        self._ends: list[Ended] = []
 
     def follow(self) -> tuple[int, str]:
-        """Until all have ended. Returns exit code and reason: as of the first that could not be used, if one could not,
-        or if none could.
-        """
+        """Until all have ended. Returns exit code and reason, as `verdict` does."""
         asked, deadline = 0, float("inf")
         while self._running:
             done, _ = ray.wait([*self._placing, *self._running], timeout=_LOOK_S)
             for ref in done:
                 self._placed(ref) if ref in self._placing else self._ended(ref)
-            stops = self._parent.stops + (2 in self._codes)
+            stops = self._parent.stops + any(ended.code == 2 for ended in self._ends)
             if stops > asked and asked == 0:
                 self._stop()
                 deadline = time.monotonic() + self._parent.order.grace_s + LAST_S
@@ -109,8 +106,7 @@ class Crew:
                 self._kill(self._running.values())
                 break
             asked = stops
-        worst = max(self._codes, default=0)
-        return (worst, self._reason) if worst == 2 or 0 not in self._codes else (0, "")
+        return verdict(self._ends)
 
     def _placed(self, ref: Any) -> None:
         number = self._placing.pop(ref)
@@ -126,8 +122,7 @@ class Crew:
             ended: Ended = ray.get(ref)
         except ray.exceptions.RayError as error:
             ended = Ended(code=1, reason=_said(error))
-        self._codes.append(ended.code)
-        self._reason = self._reason or ended.reason
+        self._ends.append(ended)
         self._kill([number])  # its device is free for others
         self._parent.say("ended", number=number, code=ended.code, reason=ended.reason, left=len(self._running))
 

@@ -25,7 +25,7 @@ class Lot:
         self._host: dict[str, torch.Tensor] = {}
         for name, array in arrays.items():
             try:
-                dtype = floating if array.dtype.kind == "f" else torch.from_numpy(np.empty(0, array.dtype)).dtype
+                dtype = floating if array.dtype.kind == "f" else _native(array.dtype)
             except TypeError as error:
                 raise UsageError(f"column {name!r}: found dtype {array.dtype}; expected one that torch has") from error
             shape = (batch_size, *array.shape[1:])
@@ -50,6 +50,11 @@ class Lot:
             if self.tensors[name] is not host:
                 self.tensors[name].copy_(host)
         return records
+
+
+def _native(dtype: np.dtype) -> torch.dtype:
+    """The dtype of equal numbers in this machine's byte order. Raises TypeError if torch has none."""
+    return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype
 
 
 def _copy(into: torch.Tensor, array: np.ndarray) -> None:

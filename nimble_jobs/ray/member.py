@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,16 @@ class Ended:
 
     code: int  # as the command `worker start` returns it
     reason: str = ""  # unless the code is 0
+
+
+def verdict(ends: Sequence[Ended]) -> tuple[int, str]:
+    """Exit code and reason of all workers together: of the first that could not be used (2), if one could not; of the
+    first, if all failed; else 0, since the others have done the work.
+    """
+    worst = max((ended.code for ended in ends), default=0)
+    if worst < 2 and (not ends or any(ended.code == 0 for ended in ends)):
+        return 0, ""
+    return worst, next(ended.reason for ended in ends if ended.code == worst)
 
 
 class Member:

@@ -9,13 +9,12 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, WithJsonSchema
 
-from nimble_jobs.addresses import is_address, normal, problem_of
+from nimble_jobs.addresses import SECRET_OPTIONS, is_address, normal, problem_of
 from nimble_jobs.spec import paths
 from nimble_jobs.spec.fields import Seconds, based
 from nimble_jobs.spec.units import BadValue, format_duration, parse_bytes, show, wrong
 
 _DATABASES = ("postgresql+psycopg://", "sqlite://")
-_SECRETS = ("password", "sslpassword")
 _CLOCK = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 _SIZE_PATTERN = r"^[0-9]+(?:\.[0-9]+)? ?[A-Za-z]*$"
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -57,7 +56,7 @@ def without_password(address: str) -> str:
     """A database's address without the password, in its place or among the options."""
     scheme, _, rest = address.partition("://")
     place, _, query = _PASSWORD.sub(r"\1@", rest).partition("?")
-    options = "&".join(each for each in query.split("&") if each.partition("=")[0].lower() not in _SECRETS)
+    options = "&".join(each for each in query.split("&") if each.partition("=")[0].lower() not in SECRET_OPTIONS)
     return f"{scheme}://{place}" + (f"?{options}" if options else "")
 
 

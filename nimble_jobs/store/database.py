@@ -46,10 +46,12 @@ class Database:
         patience_s: float = PATIENCE_S,
         patience: Lent | None = None,
         vouch: Callable[[], None] = lambda: None,
+        source: str = "database",
     ) -> None:
+        """`source`: where the URL is written, for messages about it."""
         self.info: dict[Any, Any] = {}  # attached to each session
         self.fences: list[Callable[[], None]] = []  # one raises if this process may no longer write
-        self.url, self._engine = _opened(url)
+        self.url, self._engine = _opened(url, source)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.name = self.url.database or "" if self.is_sqlite else postgres.shown(self.url)
         self._patience_s = patience_s
@@ -238,9 +240,8 @@ class Database:
         return current == self._file
 
 
-def _opened(url: str | URL) -> tuple[URL, Engine]:
+def _opened(url: str | URL, source: str) -> tuple[URL, Engine]:
     """The parsed URL and its engine. Raises StoreError, which shows no password."""
-    source = "NIMBLE_JOBS_DB"
     if not str(url).startswith("sqlite"):
         postgres.check_url(str(url), source)
     try:

@@ -14,6 +14,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
+from nimble_jobs.addresses import SECRET_OPTIONS
 from nimble_jobs.errors import NimbleError, StoreError, StoreTrouble
 from nimble_jobs.store.lease_table import Shared
 
@@ -24,7 +25,6 @@ ALONE, BESIDE = "alone", "beside"  # values of the execution option `begin`
 IDLE_S = 5.0  # the server ends a transaction whose client says nothing for this long, and so frees its locks
 _LOCK_S = 2.0  # one wait for a lock; the transaction is then repeated
 _STORE, _ENDS = 0x6E6A6F62, 0x6E6A656E  # classes of advisory locks: the whole store, ends that others wait for
-_SECRETS = {"password", "sslpassword"}
 _CONNECT = {
     "application_name": "nimble-jobs",
     "connect_timeout": "10",
@@ -68,7 +68,7 @@ def check_url(text: str, source: str) -> None:
 
 def shown(url: URL) -> str:
     """The URL without any password."""
-    return url.difference_update_query(_SECRETS).render_as_string(hide_password=True)
+    return url.difference_update_query(SECRET_OPTIONS).render_as_string(hide_password=True)
 
 
 def create(url: URL) -> Engine:

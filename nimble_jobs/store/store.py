@@ -123,11 +123,14 @@ def open_store(
     while others hold the lock; `busy_timeout_s`: how long of it inside SQLite, where signals are not handled. Raises
     StoreError, Damaged, SettingsError.
     """
-    url = url or os.environ.get("NIMBLE_JOBS_DB") or _configured(home)
+    source = "url" if url else "NIMBLE_JOBS_DB"
+    url = url or os.environ.get("NIMBLE_JOBS_DB")
+    if not url and (url := _configured(home)):
+        source = f"{home / 'config.yaml'}: database"
     try:
         if url is None and not create:
             home_module.vouch(home, None)
-        return _open(home, url, busy_timeout_s, patience_s)
+        return _open(home, url, source, busy_timeout_s=busy_timeout_s, patience_s=patience_s)
     except StoreError:
         raise
     except OSError as e:
@@ -142,7 +145,7 @@ def _configured(home: Path) -> str | None:
     return database_of(home)
 
 
-def _open(home: Path, url: str | None, busy_timeout_s: float, patience_s: float) -> Store:
+def _open(home: Path, url: str | None, source: str, *, busy_timeout_s: float, patience_s: float) -> Store:
     if url is None:
         home_module.check_database(home)
     known: str | None = None
@@ -157,6 +160,7 @@ def _open(home: Path, url: str | None, busy_timeout_s: float, patience_s: float)
         patience_s=patience_s,
         patience=patience,
         vouch=vouch if url is None else lambda: None,
+        source=source,
     )
     try:
         database.migrate()

@@ -55,6 +55,7 @@ def run_inline(
             running = Running(job=job, deadline=None, stall_s=stall_of(job, None), looked_at=time.monotonic())
             try:
                 station = station or real_station(store, lease.id, job.device, gpu_memory_bytes)
+                _tell_beside(store, job, station.device)
                 execute(
                     job,
                     station,
@@ -80,6 +81,20 @@ def run_inline(
                     station.decoders.close()
         _trace(store, job, station)
         return store.jobs.get(job.id)
+
+
+def _tell_beside(store: Store, job: Job, device: str) -> None:
+    """An event for each worker of this machine that has the same GPU. Nothing keeps a command from a worker's device:
+    whoever gives it is there and may want just that.
+    """
+    for worker in store.workers.live("worker") if device != "cpu" else ():
+        if worker.device == device and store.workers.here(worker):
+            text = (
+                f"worker {worker.id} has {device} too: both share its memory and its time, so a schedule that is built "
+                "now is chosen by disturbed measurements; `nimble-jobs submit` waits for the worker instead"
+            )
+            log.warning("%s", text)
+            store.jobs.event("beside", text, job.id, job.attempt, now=time.time())
 
 
 def _trace(store: Store, job: Job, station: Station | None) -> None:

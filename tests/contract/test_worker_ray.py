@@ -164,6 +164,16 @@ def test_a_cut_off_driver_is_an_error(home: Path, order: Order, monkeypatch: pyt
         workers.run(home, order)
 
 
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [([], (0, "")), ([1, 0], (0, "")), ([1, 1], (1, "0")), ([1, 2, 2], (2, "1")), ([0, 2], (2, "1"))],
+)
+def test_how_all_workers_end(codes: list[int], expected: tuple[int, str]) -> None:
+    """The reason is that of the first worker with the code that counts."""
+    ends = [member.Ended(code=code, reason=str(number) if code else "") for number, code in enumerate(codes)]
+    assert member.verdict(ends) == expected
+
+
 class Died(BaseException):
     """The actor's process ended itself."""
 

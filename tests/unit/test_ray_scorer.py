@@ -160,6 +160,15 @@ def test_a_model_that_no_schedule_can_hold_runs_in_eager(tmp_path: Path, caplog:
     assert f"in eager: {scorer.fallback}" in caplog.text
 
 
+@pytest.mark.parametrize("dtype", [">i4", ">i8", ">f4", "<i4", ">u1"])
+def test_either_byte_order(dtype: str) -> None:
+    """Files of other machines may hold numbers the other way round."""
+    rows = np.arange(6).reshape(3, 2).astype(dtype)
+    lot = Lot({"x": rows}, 4, torch.device("cpu"), torch.float32)
+    assert lot.fill({"x": rows}) == 3
+    assert lot.tensors["x"].tolist() == [[0, 1], [2, 3], [4, 5], [4, 5]]
+
+
 def test_bad_arguments_name_what_was_expected(tmp_path: Path) -> None:
     """Each says which one it is."""
     bad: list[tuple[dict[str, Any], str]] = [

@@ -27,6 +27,7 @@ from nimble_jobs.store.database import Database
 from nimble_jobs.store.home import resolve
 from nimble_jobs.store.sqlite import journal_mode
 from nimble_jobs.store.tables import Base
+from tests.configured import configure
 from tests.store_samples import submit
 from tests.waiting import PATIENCE_S
 
@@ -264,6 +265,22 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, words: 
     with pytest.raises(StoreError, match=words) as caught:
         open_store(resolve(str(tmp_path / "home")))
     assert "secret" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_where_a_bad_url_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A problem names the place: the variable, the file, or the argument of a caller."""
+    home = resolve(str(tmp_path / "home"))
+    with open_store(home):
+        pass
+    bad = "postgresql+psycopg://me@host@host/jobs"
+    configure(home, f"database: {bad}\n")
+    with pytest.raises(StoreError, match=rf"^{home / 'config.yaml'}: database: the address has several @"):
+        open_store(home)
+    with pytest.raises(StoreError, match=r"^url: the address has several @"):
+        open_store(home, bad)
+    monkeypatch.setenv("NIMBLE_JOBS_DB", bad)
+    with pytest.raises(StoreError, match=r"^NIMBLE_JOBS_DB: the address has several @"):
+        open_store(home)
 
 
 def test_url_from_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

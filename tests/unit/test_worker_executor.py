@@ -253,6 +253,21 @@ def test_inline(store: Store, submit: Claim) -> None:
         run_inline(store, job.id, station=station(store, run))
 
 
+def test_inline_says_that_a_worker_has_its_gpu(store: Store, submit: Claim) -> None:
+    """Both share memory and time. Workers of other GPUs do not matter, and cores of a CPU are shared anyway."""
+    job, other = submit(foreground=True), submit(foreground=True)
+    at_gpu = replace(station(store, lambda _: Outcome()), device="cuda:0")
+    with (
+        store.workers.hold({"role": "worker", "device": "cuda:0"}) as worker,
+        store.workers.hold({"role": "worker", "device": "cuda:1"}),
+        store.workers.hold({"role": "worker", "device": "cpu"}),
+    ):
+        run_inline(store, job.id, station=at_gpu)
+        run_inline(store, other.id, station=station(store, lambda _: Outcome()))
+    (said,) = [event.message for event in store.jobs.events() if event.kind == "beside"]
+    assert said.startswith(f"worker {worker.id} has cuda:0 too: both share its memory and its time")
+
+
 def test_inline_does_not_wait_for_other_jobs(store: Store, submit: Claim) -> None:
     """A job in run.after that has not ended: refused and cancelled, for nobody else would run it. A bad end, too."""
     parent = submit()

@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("members", sa.Column("busy_s", sa.Float(53), nullable=False, server_default="0"))
+    op.add_column("members", sa.Column("busy_s", sa.Double(), nullable=False, server_default="0"))
     with op.batch_alter_table("shards") as shards:  # SQLite before 3.35 cannot drop a column in place
         shards.drop_column("sha256")
 
