@@ -119,7 +119,7 @@ def _match(activation: Node, device: torch.device) -> _Match | None:
     if None in settings or not all(isinstance(value, torch.Tensor) for value in values):
         return None
     shape = _shape(values, [int(each) for each in settings if each is not None], device)
-    if shape is None or given.get("groups", 1) != shape.channels:
+    if shape is None:
         return None
     return _Match(one=Activated(shape=shape, activation=name), given=(x, weight, bias), convolution=convolution)
 

@@ -18,7 +18,7 @@ from nimble_jobs.engine.device import able
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
-from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
+from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, capability_of, is_dense, lies
 from nimble_jobs.schedule import Program, Task, View
 
 PREFIX = "triton.squeeze_excite"
@@ -190,7 +190,7 @@ def shape_of(task: Task) -> Shape | None:
         sigmoid=bool(sigmoid),
     )
     images_lie = all(lies(view, channels_last=True) for view in (x, task.outputs) if len(view.shape) == 4)
-    dense = images_lie and all(_is_dense(view) for view in (parts, *weights))
+    dense = images_lie and all(is_dense(view) for view in (parts, *weights))
     alike = all(weight.dtype == x.dtype for weight in weights)
     return shape if dense and alike and supported(shape) and parts.shape[1] == shape.parts else None
 
@@ -234,16 +234,6 @@ def _ours(task: Task, kernel: StaticKernel) -> Task:
     assert isinstance(out, View)
     given = tuple(a for a in task.args if isinstance(a, View))
     return replace(task, op=kernel.name, args=(*given, out), outputs=None, writes=(out,), mutates=(out,))
-
-
-def _is_dense(view: View) -> bool:
-    """Whether elements lie in the order of their dimensions without gaps, from an aligned address."""
-    expected = 1
-    for size, stride in zip(reversed(view.shape), reversed(view.stride), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return aligned(view)
 
 
 def _power_of_two(number: int) -> int:

@@ -23,6 +23,7 @@ class Launch:
     name: str  # the one that programs use
     grid: tuple[int, int, int]  # blocks
     warps: int = 4  # per block
+    stages: int = 3  # of a loop whose loads run ahead
 
 
 def compiled(
@@ -50,8 +51,9 @@ def compiled(
         constexprs=dict(constants),
         attrs={(i,): [["tt.divisibility", 16]] for i in range(len(pointers))},
     )
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
     try:
-        made = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": launch.warps})
+        made = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options=options)
     except Exception as e:  # Triton's errors have no common base class, and its assembler raises plain ones
         raise EngineError(f"Triton cannot compile the kernel {launch.name}: {first_line(e)}") from e
     scratch = [getattr(made.metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
@@ -87,3 +89,13 @@ def lies(view: View, *, channels_last: bool) -> bool:
 def aligned(view: View) -> bool:
     """Whether the view starts at a multiple of 16 bytes, so that 16 bytes can be read at once."""
     return view.offset * view.itemsize % 16 == 0
+
+
+def is_dense(view: View) -> bool:
+    """Whether elements lie in the order of their dimensions without gaps, from an aligned address."""
+    expected = 1
+    for size, stride in zip(reversed(view.shape), reversed(view.stride), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return aligned(view)

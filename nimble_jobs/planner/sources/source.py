@@ -9,7 +9,14 @@ from typing import Literal
 import torch
 from torch import nn
 
-from nimble_jobs.engine import depthwise_activated, depthwise_pass, squeeze_excite, squeeze_excite_pass
+from nimble_jobs.engine import (
+    depthwise_activated,
+    depthwise_pass,
+    product_gelu,
+    product_gelu_pass,
+    squeeze_excite,
+    squeeze_excite_pass,
+)
 from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.inductor import compile_module, refusing_compilers
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
@@ -144,8 +151,8 @@ def record_source(
                 rewrite=_rewrite(device, like) if source.kernels == "epilogues" else None,
             )
             recording = record_compiled(call, example, state, device)
-            for ours in (squeeze_excite.with_own_kernels, depthwise_activated.with_own_kernels):
-                recording = ours(recording, device)
+            for ours in (squeeze_excite, depthwise_activated, product_gelu):
+                recording = ours.with_own_kernels(recording, device)
             recording = with_own_depthwise(recording, device, like=like)
     if any(t.random for t in recording.program.tasks):
         place = next(t.source for t in recording.program.tasks if t.random)
@@ -159,6 +166,7 @@ def _rewrite(device: torch.device, like: Program | None) -> Callable[[torch.fx.G
     def rewrite(graph: torch.fx.Graph) -> None:
         squeeze_excite_pass.rewrite(graph, device, squeeze_excite.wanted_as_in(like) if like else None)
         depthwise_pass.rewrite(graph, device, depthwise_activated.wanted_as_in(like) if like else None)
+        product_gelu_pass.rewrite(graph, device, product_gelu.wanted_as_in(like) if like else None)
 
     return rewrite
 

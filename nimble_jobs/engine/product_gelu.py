@@ -1,0 +1,137 @@
+"""A linear layer with GELU in one kernel of our own, for few rows. The library's products know no exact GELU.
+
+An operator computes it in torch. A pass over a compiler's graph (`product_gelu_pass`) puts it there where our kernel is
+faster than the library's product with a second kernel. In the recording our kernel takes its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from nimble_jobs.engine import static_triton
+from nimble_jobs.engine.device import able
+from nimble_jobs.engine.private.operators import OpOverload
+from nimble_jobs.engine.recorder import Recording
+from nimble_jobs.engine.static_kernel import StaticKernel
+from nimble_jobs.engine.static_triton import TYPES, Launch, capability_of, is_dense
+from nimble_jobs.schedule import Program, Task, View
+
+PREFIX = "triton.product_gelu"
+MOST_ROWS = 512  # beyond that the product itself is what takes long
+TILES = {  # by name: blocks of rows, features and inputs, warps, stages
+    "64x64x64": (64, 64, 64, 4, 5),
+    "64x32x128": (64, 32, 128, 4, 4),
+    "128x64x64": (128, 64, 64, 8, 4),
+}
+_NAMESPACE = "nimble_jobs"
+
+_LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
+_LIBRARY.define(
+    "product_gelu(Tensor x, Tensor weight, Tensor bias, str tile) -> Tensor", tags=(torch.Tag.needs_exact_strides,)
+)
+
+
+def _computed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tile: str) -> torch.Tensor:
+    return functional.gelu(functional.linear(x, weight, bias)).contiguous()
+
+
+for _key in ("CPU", "CUDA", "Meta"):
+    _LIBRARY.impl("product_gelu", _computed, _key)
+
+OPERATOR: OpOverload = getattr(torch.ops, _NAMESPACE).product_gelu.default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Everything that decides its time."""
+
+    dtype: str  # torch's name without the prefix
+    rows: int
+    features: int
+    inputs: int
+
+    @property
+    def words(self) -> str:
+        """As `explain` calls it."""
+        return f"linear layer, {self.dtype}, {self.rows}x{self.inputs} to {self.features}, then GELU"
+
+    @property
+    def tiles(self) -> tuple[str, ...]:
+        """The tiles that our kernel can use; none if it cannot compute this shape."""
+        if self.dtype not in ("float16", "bfloat16") or not 0 < self.rows <= MOST_ROWS:
+            return ()
+        fit = {name: self.features % tile[1] == 0 == self.inputs % tile[2] for name, tile in TILES.items()}
+        return tuple(name for name, fits in fit.items() if fits)
+
+    def name(self, tile: str) -> str:
+        """The kernel's name, which tells binaries and grids apart."""
+        return f"{PREFIX}.{self.dtype}.{self.rows}x{self.inputs}x{self.features}.{tile}"
+
+
+Wanted = Callable[[Shape, torch.device], str | None]  # with which tile our kernel is to compute a shape; None: not
+
+
+def wanted_as_in(program: Program) -> Wanted:
+    """As in an earlier recording of the same module."""
+    names = {task.op for task in program.tasks}
+    return lambda shape, _: next((tile for tile in shape.tiles if shape.name(tile) in names), None)
+
+
+def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
+    """The recording with our kernel for each task of the operator.
+
+    Over memory that our kernel cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
+    """
+    if not able(device).kernels:
+        return recording
+    kernels = dict(recording.kernels)
+    tasks = []
+    for task in recording.program.tasks:
+        shape = shape_of(task)
+        if shape is not None:
+            kernel = compiled(shape, str(task.args[3]), capability_of(device))
+            kernels[kernel.name] = kernel
+            out: Any = task.outputs
+            args = (*task.args[:3], out)
+            task = replace(task, op=kernel.name, args=args, outputs=None, writes=(out,), mutates=(out,))
+        tasks.append(task)
+    return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
+
+
+def shape_of(task: Task) -> Shape | None:
+    """What a task of the operator computes, if our kernel can; None for any other task."""
+    if task.op != str(OPERATOR):
+        return None
+    views = [each for each in (*task.args[:3], task.outputs) if isinstance(each, View)]
+    if len(views) != 4 or not all(is_dense(view) for view in views) or len({view.dtype for view in views}) != 1:
+        return None
+    x, weight, _, _ = views
+    shape = Shape(dtype=x.dtype, rows=math.prod(x.shape[:-1]), features=weight.shape[0], inputs=weight.shape[1])
+    return shape if task.args[3] in shape.tiles else None
+
+
+@functools.lru_cache(maxsize=1024)
+def compiled(shape: Shape, tile: str, capability: int) -> StaticKernel:
+    """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
+
+    Raises EngineError if Triton cannot compile it.
+    """
+    from nimble_jobs.engine import product_gelu_triton
+
+    rows, features, inputs, warps, stages = TILES[tile]
+    grid = (-(-shape.rows // rows), shape.features // features, 1)
+    sizes = {"ROWS": shape.rows, "FEATURES": shape.features, "INPUTS": shape.inputs}
+    return static_triton.compiled(
+        product_gelu_triton.product_gelu,
+        Launch(name=shape.name(tile), grid=grid, warps=warps, stages=stages),
+        capability,
+        pointers=dict.fromkeys(("x", "weight", "bias", "out"), TYPES[shape.dtype]),
+        constants=sizes | {"ROW_BLOCK": rows, "FEATURE_BLOCK": features, "INPUT_BLOCK": inputs},
+    )

@@ -1,0 +1,134 @@
+"""A pass over the graph that a compiler is given: puts the operator of `product_gelu` in place of a linear layer with
+GELU, where our kernel is faster.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.nn import functional
+
+from nimble_jobs.engine import choices, measure
+from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.private.modes import modes_off
+from nimble_jobs.engine.product_gelu import OPERATOR, Shape, Wanted, compiled
+from nimble_jobs.engine.static_triton import capability_of
+from nimble_jobs.engine.verify import relative_norm
+from nimble_jobs.errors import EngineError
+from nimble_jobs.task_times import TaskTimes
+
+_GAIN = 0.95  # ours must take less than this share
+_EXACT = {"float16": 2e-3, "bfloat16": 2e-2}  # largest relative norm against the operator
+_CACHED_BYTES = 128 << 20  # weights that take turns are larger than any cache: in a model they come from memory
+
+
+def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) -> int:
+    """Put our operator into a graph of torch's functions, whose nodes carry fake tensors in `meta["example_value"]`.
+
+    `wanted` says with which tile ours is to compute a shape; by default, the fastest. Returns how many there are.
+    """
+    wanted = wanted or fastest
+    count = 0
+    for gelu in list(graph.nodes):
+        linear = gelu.args[0] if gelu.target is functional.gelu and gelu.args else None
+        shape = _shape(gelu, linear, device)
+        tile = wanted(shape, device) if shape is not None else None
+        if tile is None or not isinstance(linear, Node):
+            continue
+        with graph.inserting_before(gelu):
+            made = graph.call_function(OPERATOR, (*linear.args[:3], tile))
+        made.meta = dict(gelu.meta)
+        gelu.replace_all_uses_with(made)
+        graph.erase_node(gelu)
+        graph.erase_node(linear)
+        count += 1
+    return count
+
+
+def fastest(shape: Shape, device: torch.device) -> str | None:
+    """The tile with which our kernel is fastest; None if the library is, now or as measured earlier."""
+    parts = {name: str(value) for name, value in asdict(shape).items()}
+    parts |= {"task": "linear layer, GELU", "code": _code_digest()} | choices.parts_here(device)
+    with modes_off():
+        way = choices.current().choose(parts, ("library", *shape.tiles), lambda: _times(shape, device))
+    return None if way == "library" else way
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Of the source of our kernel and of its tiles."""
+    here = Path(__file__)
+    sources = [here.with_name(f"{name}.py").read_bytes() for name in ("product_gelu", "product_gelu_triton")]
+    return hashlib.sha256(b"".join(sources)).hexdigest()
+
+
+def _times(shape: Shape, device: torch.device) -> TaskTimes:
+    generator = torch.Generator(device).manual_seed(0)  # leaves the process's random state alone
+
+    def random(*sizes: int) -> torch.Tensor:
+        made = torch.randn(sizes, generator=generator, device=device, dtype=torch.float32)
+        return made.mul_(sizes[-1] ** -0.5).to(dtype(shape.dtype))
+
+    x, bias = random(shape.rows, shape.inputs), random(shape.features)
+    many = max(2, min(64, _CACHED_BYTES // (2 * shape.features * shape.inputs)))
+    weights = [random(shape.features, shape.inputs) for _ in range(many)]
+    turn = [0]
+
+    def weight() -> torch.Tensor:
+        turn[0] += 1
+        return weights[turn[0] % many]
+
+    def library() -> torch.Tensor:  # a compiler adds the bias in the kernel of the activation
+        return functional.gelu(functional.linear(x, weight()))
+
+    outs: dict[str, torch.Tensor] = {}
+    calls: dict[str, Any] = {"library": library}
+    theirs = OPERATOR(x, weights[0], bias, "")
+    for tile in shape.tiles:
+        try:
+            kernel = compiled(shape, tile, capability_of(device))
+        except EngineError:
+            continue
+        outs[tile] = torch.full_like(theirs, float("nan"))
+        kernel(x, weights[0], bias, outs[tile])
+        if relative_norm(outs[tile], theirs) <= _EXACT[shape.dtype]:
+            calls[tile] = functools.partial(_run, kernel, x, weight, bias, outs[tile])
+    times = dict(zip(calls, measure.kernel_times_us(list(calls.values()), device), strict=True))
+    best = min(times, key=lambda way: times[way])
+    chosen = best if times[best] <= _GAIN * times["library"] else "library"
+    return TaskTimes(task=shape.words, times_us=tuple(times.items()), chosen=chosen)
+
+
+def _run(kernel: Any, x: torch.Tensor, weight: Any, bias: torch.Tensor, out: torch.Tensor) -> None:
+    kernel(x, weight(), bias, out)
+
+
+def _shape(gelu: Node, linear: Any, device: torch.device) -> Shape | None:
+    """Of a linear layer with bias that only this exact GELU reads; None for anything else, or if ours cannot."""
+    if not isinstance(linear, Node) or linear.target is not functional.linear or len(linear.users) != 1:
+        return None
+    if gelu.kwargs.get("approximate", "none") != "none" or len(linear.args) != 3 or linear.kwargs:
+        return None
+    values: list[Any] = [each.meta.get("example_value") for each in linear.args if isinstance(each, Node)]
+    if len(values) != 3 or not all(isinstance(value, torch.Tensor) for value in values):
+        return None
+    x, weight, bias = values
+    sizes = (*x.shape, *weight.shape)
+    if not all(isinstance(size, int) for size in sizes) or len({x.dtype, weight.dtype, bias.dtype}) != 1:
+        return None
+    if x.device.type != device.type or not (x.is_contiguous() and weight.is_contiguous()) or x.dim() < 2:
+        return None
+    shape = Shape(
+        dtype=str(x.dtype).removeprefix("torch."),
+        rows=math.prod(x.shape[:-1]),
+        features=weight.shape[0],
+        inputs=weight.shape[1],
+    )
+    return shape if shape.tiles else None

@@ -1,0 +1,154 @@
+"""Linear layers with GELU by our own kernel: where they are seen, and that operator and kernel compute the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from nimble_jobs.engine import measure, product_gelu, product_gelu_pass
+from nimble_jobs.engine.choices import Choices, using
+from nimble_jobs.engine.private.runtime import forget_compiled
+from nimble_jobs.engine.product_gelu import OPERATOR, TILES, Shape, wanted_as_in, with_own_kernels
+from nimble_jobs.engine.record import record, state_of
+from nimble_jobs.engine.static_kernel import pack
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+SHAPE = Shape(dtype="bfloat16", rows=6, features=64, inputs=128)
+# torch's own compiler warns of torch.jit, which it imports
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+class Net(nn.Module):
+    """One layer that is to be seen, and others that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.odd = nn.Linear(128, 64), nn.Linear(64, 60)
+        self.rounded, self.twice = nn.Linear(60, 64), nn.Linear(64, 64)
+        self.bare = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.gelu(self.odd(functional.gelu(self.seen(x))))
+        x = self.twice(functional.gelu(self.rounded(x), approximate="tanh"))
+        return functional.gelu(x) + x + functional.gelu(self.bare(x))
+
+
+def test_they_are_seen_and_compute_the_same() -> None:
+    """Only an exact GELU that alone reads a layer of whole tiles is one."""
+    torch.manual_seed(0)
+    module, x = Net().eval().to(torch.bfloat16), torch.randn(2, 3, 128, dtype=torch.bfloat16)
+    seen: list[Shape] = []
+
+    def wanted(shape: Shape, _: torch.device) -> str:
+        seen.append(shape)
+        return "64x64x64"
+
+    def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
+        graph = graph_module.graph
+        assert product_gelu_pass.rewrite(graph, CPU, lambda *_: None) == 0
+        assert product_gelu_pass.rewrite(graph, CPU, wanted) == 1
+        graph.lint()
+        graph_module.recompile()
+        return graph_module.forward
+
+    forget_compiled()
+    try:
+        with torch.no_grad():
+            out = torch.compile(module, backend=backend, fullgraph=True)(x)
+            torch.testing.assert_close(out, module(x))
+    finally:
+        forget_compiled()
+    assert seen == [SHAPE]
+
+
+class Operator(nn.Module):
+    """The operator, as the pass leaves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(128, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return OPERATOR(x, self.layer.weight, self.layer.bias, "64x32x128")
+
+
+def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be stored, and writes what the operator wrote. Over rows with gaps the operator stays."""
+    module, x = Operator().eval().to(torch.bfloat16), torch.randn(2, 3, 128, dtype=torch.bfloat16)
+    monkeypatch.setattr(product_gelu, "capability_of", lambda _: 90)
+    with torch.no_grad():
+        recording = record(module, {"x": x}, state_of(module), CPU, module)
+        sparse = {"x": torch.randn(2, 3, 256, dtype=torch.bfloat16)[..., ::2]}
+        gaps = record(module, sparse, state_of(module), CPU, module)
+    assert with_own_kernels(recording, CPU) is recording, "a CPU runs none"
+    assert with_own_kernels(gaps, GPU).program == gaps.program
+    ours = with_own_kernels(recording, GPU)
+    (before,), (after,) = recording.program.tasks, ours.program.tasks
+    assert list(ours.kernels) == [after.op] == [SHAPE.name("64x32x128")]
+    assert after.args == (*before.args[:3], before.outputs)
+    assert (after.reads, after.writes, after.mutates) == (before.reads, before.writes, before.writes)
+    assert pack(ours.kernels) is not None
+    assert wanted_as_in(ours.program)(SHAPE, GPU) == "64x32x128"
+    assert wanted_as_in(recording.program)(SHAPE, GPU) is None
+
+
+@pytest.mark.parametrize(
+    ("times", "wrong", "tile"),
+    [
+        ([10.0, 9.4, 9.6, 9.5], None, "64x64x64"),
+        ([10.0, 9.6, 9.7, 9.8], None, None),
+        ([10.0, 5.0, 6.0], 0, "64x32x128"),  # the first tile gives something else
+    ],
+)
+def test_the_fastest_tile_must_be_faster_and_agree(
+    monkeypatch: pytest.MonkeyPatch, times: list[float], wrong: int | None, tile: str | None
+) -> None:
+    """The choice is one that later builds find."""
+    norms = iter(1.0 if i == wrong else 0.0 for i in range(len(TILES)))
+    monkeypatch.setattr(product_gelu_pass, "compiled", lambda *_: lambda *_: None)
+    monkeypatch.setattr(product_gelu_pass, "capability_of", lambda _: 90)
+    monkeypatch.setattr(product_gelu_pass, "relative_norm", lambda *_: next(norms))
+    monkeypatch.setattr(product_gelu_pass, "_CACHED_BYTES", 0)
+
+    def timed(calls: list[Any], _: torch.device) -> list[float]:
+        for call in calls:
+            call()
+        assert len(calls) == len(times)
+        return times
+
+    monkeypatch.setattr(measure, "kernel_times_us", timed)
+    with using(Choices()) as choices:
+        assert product_gelu_pass.fastest(SHAPE, CPU) == tile
+    (made,) = choices.made()
+    assert made.times.task == "linear layer, bfloat16, 6x128 to 64, then GELU"
+
+
+_INTERPRETED = """
+import torch
+from nimble_jobs.engine import product_gelu_triton
+from nimble_jobs.engine.product_gelu import OPERATOR
+
+torch.manual_seed(0)
+x, weight, bias = torch.randn(20, 64).half(), torch.randn(32, 64).half() / 8, torch.randn(32).half()
+out = torch.full((20, 32), float("nan"), dtype=torch.float16)
+constants = dict(ROWS=20, FEATURES=32, INPUTS=64, ROW_BLOCK=16, FEATURE_BLOCK=16, INPUT_BLOCK=32)
+product_gelu_triton.product_gelu[(2, 2, 1)](x, weight, bias, out, **constants)
+expected = OPERATOR(x.float(), weight.float(), bias.float(), "")
+torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3)
+print("equal")
+"""
+
+
+def test_the_kernel_computes_what_the_operator_does() -> None:
+    """By Triton's interpreter, which has to be asked for before Triton is imported."""
+    command = [sys.executable, "-W", "ignore", "-c", _INTERPRETED]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "equal\n", done.stderr
