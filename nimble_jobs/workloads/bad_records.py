@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -43,15 +44,19 @@ class BadRecords:
         place: Callable[[int], str],
         report: Callable[..., None],
         before: Sequence[BadRecord] = (),
+        counted: Sequence[tuple[int, int]] = (),
     ) -> None:
         """`total`: records of the input. `place` says where a record is, as `Reader.place` does. `report` takes `bad`
         and `bad_kinds`. `before`: the bad records that earlier attempts found.
+        They lie in the positions `counted`, of finished shards, ascending. If those are read again, because others of
+        their window are not finished, their bad records are not counted again.
         """
         self.count = 0
         self._run, self._total, self._place, self._report = run, total, place, report
         self._counts: Counter[str] = Counter()  # by kind
         self._firsts: dict[str, tuple[str, str]] = {}  # reason and place of the first record of each kind
         self._lock = threading.Lock()
+        self._counted = counted
         self.note(before)
 
     def note(self, bad: Sequence[BadRecord]) -> None:
@@ -65,9 +70,14 @@ class BadRecords:
 
     def add(self, bad: Sequence[BadRecord], *, what: str = "records") -> None:
         """Count these. Raises DataError if there are more by now than the job tolerates."""
-        self.note(bad)
-        if bad:
-            enforce_threshold(self._run, self.count, self._total, bad, what=what)
+        fresh = [record for record in bad if not self._is_counted(record.index)]
+        self.note(fresh)
+        if fresh:
+            enforce_threshold(self._run, self.count, self._total, fresh, what=what)
+
+    def _is_counted(self, index: int) -> bool:
+        at = bisect_right(self._counted, index, key=lambda shard: shard[0]) - 1
+        return at >= 0 and index < self._counted[at][1]
 
     def kinds(self) -> tuple[BadKind, ...]:
         """The most frequent first."""

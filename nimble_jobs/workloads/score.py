@@ -164,7 +164,8 @@ def _ready(
         tell(context, lane.prepared, f"up to {plan.buckets[number].length} tokens: " if plan is not None else "")
     shards = shards_for(reader, context.spec.output.shard_size)
     tally = Tally.of(staging, shards) if staging is not None else Tally()
-    bad = _bad_records(attempt, staging)
+    counted = [shards[shard] for shard in sorted(tally.shards)]
+    bad = _bad_records(attempt, staging, counted)
     again: Callable[[], Feed]
     counts = None
     if plan is not None:
@@ -245,12 +246,13 @@ def _record_feed(
     return feed, stages
 
 
-def _bad_records(attempt: Attempt, staging: AnyStaging | None) -> BadRecords:
-    """The count of bad records, which begins with those of which `staging` knows."""
+def _bad_records(attempt: Attempt, staging: AnyStaging | None, counted: Sequence[tuple[int, int]] = ()) -> BadRecords:
+    """The count of bad records, which begins with those of which `staging` knows: they lie in `counted`."""
     before, context, reader = staging.bad if staging is not None else [], attempt.context, attempt.reader
     if attempt.answers is not None:
         before = [attempt.answers.first_record(refused) for refused in before]
-    return BadRecords(context.spec.run, reader.total, place=reader.place, report=context.report, before=before)
+    place, report = reader.place, context.report
+    return BadRecords(context.spec.run, reader.total, place=place, report=report, before=before, counted=counted)
 
 
 def _published(

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from nimble_jobs.data import AnyMember, AnyStaging
 from nimble_jobs.data.answers import Answers
 from nimble_jobs.engine.arrivals import Arrived
@@ -59,11 +61,13 @@ class Tally:
     """Records done so far, including those in shards that earlier attempts finished."""
 
     done: int = 0
+    shards: frozenset[int] = frozenset()  # those that earlier attempts finished
 
     @classmethod
     def of(cls, staging: AnyStaging, shards: list[tuple[int, int]]) -> Tally:
         """The records in shards that earlier attempts finished."""
-        return cls(done=sum(last - first for shard, (first, last) in enumerate(shards) if shard in staging.done))
+        done = frozenset(staging.done)
+        return cls(done=sum(shards[shard][1] - shards[shard][0] for shard in done), shards=done)
 
 
 class Scoring:
@@ -205,12 +209,21 @@ class Scoring:
         part.batch.release()  # for the last batch, and if nothing is uploaded
         carries = lane.prepared.loaded.altered() if part.at.last else None
         lane.done += part.records
-        self.tally.done += part.records
+        self.tally.done += part.records - self._counted_before(part)
         self._stages.landed(landed)
         if lane.prepared.loaded.instances and len(part.batch):
             self.replays += 1
         self._context.report(done=self.tally.done, timings=self._stages.due())
         return _Result(landed=landed, carries=carries)
+
+    def _counted_before(self, part: Part) -> int:
+        """Records of a batch whose shards earlier attempts finished: a window is scored again if any shard is left."""
+        known = self.tally.shards.intersection(part.at.shards)
+        if not known:
+            return 0
+        indexes = np.concatenate([part.batch.indexes, [record.index for record in part.batch.bad]])
+        within = [self.shards[shard] for shard in known]
+        return sum(int(((first <= indexes) & (indexes < stop)).sum()) for first, stop in within)
 
     def _columns(self, writer: Sink[Shard], result: _Result) -> None:
         """Add a batch to its shards. The batches of a shard follow each other, or those of a window of shards."""

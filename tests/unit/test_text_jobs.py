@@ -228,6 +228,42 @@ def test_a_resumed_job_gives_the_same_bits(
     assert again == cut > 0  # of all attempts
 
 
+def test_a_window_with_finished_shards_is_counted_once(
+    store: Store, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window is scored again if one of its shards is left. Its other records, good and bad, were counted before."""
+    monkeypatch.setattr("nimble_jobs.workloads.text.windows.FEW_RECORDS", 10)  # of short texts, four times as many
+    texts: list[Any] = sentences(80, 20)
+    for row in (3, 7, 12, 25, 55):
+        texts[row] = None
+    source, share = write_texts(tmp_path / "t.parquet", texts), {"error_threshold": 5 / 80, "device": "cpu"}
+    spec = text_spec(tmp_path, small, source, output={"shard_size": 10}, run=share)
+    job = queued(store, spec=spec, name="texts", kind="score", foreground=True, now=0.0)
+    claimed = store.jobs.claim_foreground(job.id, "w", now=0.0)
+    assert claimed is not None
+    landed: list[bool] = []
+    whole = Scoring._counted
+
+    def counted(self: Scoring, one: Any, lane: Any) -> Any:
+        landed.append(one.beside.at.last)
+        return whole(self, one, lane)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scoring, "_counted", counted)
+        execute(claimed, real_station(store, "w", "cpu", None), wish=lambda: Stop.DRAIN if landed else Stop.GO)
+    sheets = sorted((tmp_path / f".out.{job.id}" / "shards-1").glob("*.json"))
+    assert len(sheets) == 4
+    sheets[-1].unlink()  # as if the worker had died before it wrote the window's last shard
+
+    claimed = store.jobs.claim_foreground(job.id, "w", now=10.0)
+    assert claimed is not None
+    execute(claimed, real_station(store, "w", "cpu", None), wish=lambda: Stop.GO)
+    ended = store.jobs.get(job.id)
+    assert ended.state is JobState.SUCCEEDED, ended.error
+    assert (ended.records_done, ended.records_bad) == (80, 5)
+    assert len(outputs(tmp_path / "out")) == 75
+
+
 @pytest.mark.parametrize("fields", [["id", "embedding"], ["id", "last_hidden_state"]])
 def test_several_windows_keep_the_order(
     store: Store, tmp_path: Path, small: Path, fields: list[str], monkeypatch: pytest.MonkeyPatch
