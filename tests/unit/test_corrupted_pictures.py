@@ -13,7 +13,7 @@ import pytest
 from nimble_jobs.data import reader
 from nimble_jobs.decoding.processes import Processes
 from nimble_jobs.engine import device as devices
-from nimble_jobs.engine import pictures
+from nimble_jobs.engine import picture_trial
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -103,7 +103,7 @@ def test_corrupted_pictures_are_bad_records_alone(
     monkeypatch.setattr(reader, "FEW", 1 if by == "processes" else 1 << 30)
     if by == "device":
         monkeypatch.setattr(devices, "separate_memory", lambda _: True)
-        monkeypatch.setattr(pictures, "available", lambda _: None)
+        monkeypatch.setattr(picture_trial, "available", lambda _: None)
     found = []
     for folder in folders:
         spec = spec_of(
