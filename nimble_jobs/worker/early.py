@@ -60,7 +60,10 @@ class Early:
             importlib.import_module("torch")
             self._torch.set()
             importlib.import_module("nimble_jobs.worker.foreground")
-            if parse_source(self._spec.model.source).scheme == "torchvision":
+            scheme = parse_source(self._spec.model.source).scheme
+            if scheme == "transformers":
+                importlib.import_module("transformers.modeling_utils")
+            if scheme == "torchvision":
                 from nimble_jobs.models.torchvision_import import import_torchvision
 
                 import_torchvision()
