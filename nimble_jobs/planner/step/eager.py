@@ -304,7 +304,9 @@ class EagerStep:
         with arithmetic.counters.apart() as counters:
             if counters:
                 add_(counters, 1)
-        nothing = {name: torch.zeros_like(arithmetic.parameters[name]) for name in arithmetic.reduction.names}
+        summed = set(arithmetic.reduction.names)
+        # In the order of all other ranks' gradients: the bits of a norm depend on it.
+        nothing = {name: torch.zeros_like(p) for name, p in arithmetic.parameters.items() if name in summed}
         loss, correct = torch.zeros_like(self.loss), torch.zeros_like(self.correct)
         self._finish(nothing, loss, correct, update=last_of_accumulation or not self._accumulates)
 
