@@ -45,6 +45,10 @@ _LATE = (
     "uvicorn",
 )
 _MANY = 1000
+_LEASE, _LEASES = (
+    "NIMBLE_JOBS_LEASE_S",
+    "nimble_jobs.store.leases",
+)  # a variable, and the module that reads it on import
 
 
 def main() -> None:
@@ -68,7 +72,7 @@ class _Ending:
         self._code: int | None = None  # None: in Python's own way
 
     def __enter__(self) -> None:
-        pass
+        importlib.reload(importlib.import_module(_LEASES))
 
     def __exit__(self, _type: Any, error: BaseException | None, _at: Any) -> None:
         """What was raised goes on, and is printed by Python."""
@@ -226,6 +230,8 @@ def _set_apart(environment: dict[str, str]) -> None:
         numpy.random.seed()
     if (torch := sys.modules.get("torch")) and (threads := environment.get("OMP_NUM_THREADS")):
         torch.set_num_threads(int(threads))
+    if _LEASE in environment:
+        importlib.reload(importlib.import_module(_LEASES))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -103,13 +104,17 @@ def database() -> Iterator[str]:
 
 
 def sbatch(
-    store: Store, capsys: pytest.CaptureFixture[str], folder: Path, *given: str, **more: str
+    store: Store, capsys: pytest.CaptureFixture[str], folder: Path, *given: str, cold: bool = False, **more: str
 ) -> subprocess.Popen[str]:
-    """The printed script as Slurm's daemon runs it: a file, in a session of its own, with its variables."""
+    """The printed script as Slurm's daemon runs it: a file, in a session of its own, with its variables. Where it is
+    not `cold`, the worker that it starts may be forked.
+    """
     printed = Cli(store.home, capsys)("worker", "script", "slurm", "--gpus", "0", *given)
     assert (printed.code, printed.err) == (0, "")
     script = folder / f"slurm_script_{len(list(folder.glob('slurm_script_*')))}"
-    script.write_text(printed.out)
+    assert printed.out.count(f"exec {COMMAND} ") == 1
+    forked = shlex.join([*prefork.words(), COMMAND])
+    script.write_text(printed.out if cold else printed.out.replace(f"exec {COMMAND} ", f"exec {forked} "))
     script.chmod(0o700)
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
@@ -146,7 +151,7 @@ def test_slurms_signal_reaches_the_worker(
 ) -> None:
     """`--signal=B:TERM` goes to the batch shell alone. The job is queued, the task ends with 0, the next goes on."""
     job = submitted(store, tmp_path, held=True)
-    batch_job.append(sbatch(store, capsys, tmp_path))
+    batch_job.append(sbatch(store, capsys, tmp_path, cold=True))
     until(lambda: (store.jobs.get(job.id).records_done or 0) >= 16)
     os.kill(batch_job[0].pid, signal.SIGTERM)
     go_on_slowly(tmp_path)

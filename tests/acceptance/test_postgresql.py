@@ -19,7 +19,7 @@ from nimble_jobs import client
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
-from tests import postgres, zygote
+from tests import postgres, prefork, zygote
 from tests.waiting import PATIENCE_S, until
 
 LEASE_S = 20.0  # so long that a busy machine does not miss to renew it; `pass_time` ends it earlier
@@ -54,7 +54,7 @@ run: {retry: {initial: 0s}}
 
 def worker(home: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(home), "--device", "cpu"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return prefork.start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def child_of(process: subprocess.Popen[bytes]) -> psutil.Process:

@@ -84,6 +84,17 @@ def test_a_forked_process_has_torch_and_one_thread(threads: int) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"True {threads} 27000000.0 {threads}\n", "")
 
 
+def test_a_process_obeys_its_variables() -> None:
+    """Also one that a module reads as it is imported."""
+    code = (
+        "from nimble_jobs.store import leases, workers;"
+        "print(leases.LEASE_S, workers.Leases.begin.__globals__['LEASE_S'])"
+    )
+    environment = os.environ | {"NIMBLE_JOBS_LEASE_S": "24"}
+    done = prefork.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "24.0 24.0\n", "")
+
+
 def test_processes_draw_different_random_numbers() -> None:
     """Two of them, by Python and by numpy."""
     code = "import random, numpy; print(random.random(), numpy.random.rand())"
