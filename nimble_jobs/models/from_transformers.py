@@ -137,12 +137,16 @@ def _bare(config: Any, transformers: Any) -> Any:
 def _without_report() -> Iterator[None]:
     """While inside, the library does not print a table of weights that are missing, as those of a new head are."""
     logger = logging.getLogger("transformers.modeling_utils")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+
+    def grave(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR
+
+    # Not by its level: at a level of ERROR the library checks how layers are sharded, and another logger complains.
+    logger.addFilter(grave)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(grave)
 
 
 def _with_weights(cls: Any, folder: Path, config: Any, dtype: torch.dtype, *, new_head: bool) -> Any:

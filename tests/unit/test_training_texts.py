@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import signal
 import sys
@@ -151,6 +152,19 @@ def test_f1_is_that_of_scikit_learn(classes: int) -> None:
     average = "binary" if classes == 2 else "macro"
     assert score.value() == pytest.approx(f1_score(labels, answers, average=average))
     assert F1(classes, CPU).value() == 0
+
+
+def test_a_new_head_is_no_trouble(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The library does not complain that weights are missing, nor that layers are not sharded."""
+    loggers = [logging.getLogger("transformers"), logging.getLogger("transformers.modeling_utils")]
+    for logger in loggers:  # the library lets nothing through to the root
+        logger.addHandler(caplog.handler)
+    try:
+        build(as_classifier(spec_of(folder).model, 2), new_head=True)
+    finally:
+        for logger in loggers:
+            logger.removeHandler(caplog.handler)
+    assert [record.message for record in caplog.records if record.name.startswith("transformers")] == []
 
 
 # ---- against plain PyTorch

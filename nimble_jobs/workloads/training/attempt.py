@@ -105,8 +105,9 @@ def prepared(
         if reading.data.held_out is not None:
             summary["validation"] = "schedule" if forward.replays else "eager"
         build_s = time.perf_counter() - reading.began - load_s
-        for one in steps:
-            prepare.tell_step(one, context.event, load_s=load_s, build_s=build_s / len(steps))
+        for each, one in zip(ready.each, steps, strict=True):
+            built_s = build_s / len(steps)
+            prepare.tell_step(one, context.event, tokens=each.tokens, load_s=load_s, build_s=built_s)
         yield Ready(
             setup=ready,
             step=prepare.as_one(steps),

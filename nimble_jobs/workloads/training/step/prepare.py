@@ -111,14 +111,15 @@ def replay_validations(forward: Forward, setup: Setup, step: TrainingStep, means
     return PreparedForward(key=schedule_key(parts), input=parts["input"], hit=Hit.MISS, failure=prepared)
 
 
-def tell_step(prepared: PreparedStep, event: Event, *, load_s: float, build_s: float) -> None:
-    """Record on the job where its schedule came from, or why it has none."""
+def tell_step(prepared: PreparedStep, event: Event, *, tokens: int | None, load_s: float, build_s: float) -> None:
+    """Record on the job where its schedule came from, or why it has none. `tokens`: of the bucket; None: no texts."""
     key, fallback = prepared.key, prepared.step.fallback
+    bucket = f"up to {tokens} tokens: " if tokens is not None else ""
     if fallback is not None:
-        event("fallback", f"runs in eager: {fallback}", {"key": key})
+        event("fallback", f"{bucket}runs in eager: {fallback}", {"key": key})
         return
     took = f"loading took {load_s:.3f} s" + (f", building {build_s:.3f} s" if prepared.hit is Hit.MISS else "")
-    said = f"{_hit(prepared)}: {took}{faster_in_eager(prepared.step.schedule)}"
+    said = f"{bucket}{_hit(prepared)}: {took}{faster_in_eager(prepared.step.schedule)}"
     event("schedule", said, {"key": key, "hit": prepared.hit.value})
 
 
