@@ -45,10 +45,7 @@ _LATE = (
     "uvicorn",
 )
 _MANY = 1000
-_LEASE, _LEASES = (
-    "NIMBLE_JOBS_LEASE_S",
-    "nimble_jobs.store.leases",
-)  # a variable, and the module that reads it on import
+_LEASE_S = "NIMBLE_JOBS_LEASE_S"  # read by a module as it is imported
 
 
 def main() -> None:
@@ -72,7 +69,7 @@ class _Ending:
         self._code: int | None = None  # None: in Python's own way
 
     def __enter__(self) -> None:
-        importlib.reload(importlib.import_module(_LEASES))
+        pass
 
     def __exit__(self, _type: Any, error: BaseException | None, _at: Any) -> None:
         """What was raised goes on, and is printed by Python."""
@@ -230,8 +227,8 @@ def _set_apart(environment: dict[str, str]) -> None:
         numpy.random.seed()
     if (torch := sys.modules.get("torch")) and (threads := environment.get("OMP_NUM_THREADS")):
         torch.set_num_threads(int(threads))
-    if _LEASE in environment:
-        importlib.reload(importlib.import_module(_LEASES))
+    if _LEASE_S in environment:
+        importlib.reload(importlib.import_module("nimble_jobs.store.leases"))
 
 
 if __name__ == "__main__":
