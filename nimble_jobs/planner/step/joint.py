@@ -19,6 +19,8 @@ from nimble_jobs.planner.step.reduction import Peers
 
 _RATE = 1e-2  # of the update that is compared
 _SEED = 17
+_PIECE = 1 << 20  # values of a tensor that are digested at a time
+_FACTOR = 0x100000001B3  # odd, so that no bit is lost
 
 
 def capture_jointly(live: LiveStep, programs: Mapping[Role, Capturable], peers: Peers) -> dict[Role, Instance]:
@@ -50,7 +52,9 @@ def capture_jointly(live: LiveStep, programs: Mapping[Role, Capturable], peers: 
 
 
 def digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """A number for each floating tensor's bits: equal for equal tensors, and nearly always different otherwise."""
+    """A number for each floating tensor's bits in their places: equal for equal tensors, whatever their layout in
+    memory, and nearly always different otherwise.
+    """
     floating = {name: _digest(t.detach()) for name, t in tensors.items() if t.is_floating_point() and t.numel()}
     return dict(zip(floating, torch.stack([*floating.values()]).tolist(), strict=True)) if floating else {}
 
@@ -100,4 +104,8 @@ def _agree(failure: str, peers: Peers) -> None:
 
 def _digest(tensor: torch.Tensor) -> torch.Tensor:
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return tensor.contiguous().view(bits).sum(dtype=torch.int64)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for piece in tensor.contiguous().view(bits).reshape(-1).split(_PIECE):  # all of it in int64 may be too much memory
+        places = torch.arange(1, 2 * piece.numel(), 2, device=tensor.device)
+        total = total * _FACTOR + (piece.long() * places).sum()
+    return total
