@@ -1,0 +1,95 @@
+"""How far embeddings of a job are from those of each text alone, in eager and fp32, and from those in another order.
+
+    python scripts/compare_texts.py --json FILE [--device cpu] [--dtype fp32] [--count 10000] [--longest 2000]
+
+Texts of 0 to --longest words of one token each, most of them short, are scored by jobs of this process: as they are,
+then in three random orders with other tokens in a batch. The model is a BERT of two layers with random weights and
+2,048 positions. Differences are relative norms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from measuring import ROOT, environment, save
+
+sys.path.insert(0, str(ROOT))
+
+from nimble_jobs.store import open_store
+from nimble_jobs.store.home import resolve
+from nimble_jobs.worker.executor import real_station
+from tests.text_jobs import one_by_one, outputs, run, sentences, text_spec, write_texts
+from tests.text_models import write_bert
+
+POSITIONS = 2048
+WAYS = ((None, None), (1024, 1), (4096, 2), (16_384, 3))  # tokens in a batch, and the seed of the order
+
+
+def compare(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
+    """A row for each way. Prints them."""
+    (folder / "bert").mkdir()
+    model = write_bert(folder / "bert", max_position_embeddings=POSITIONS)
+    texts = sentences(options.count, options.longest)
+    alone = one_by_one(model, texts, POSITIONS)
+    first: np.ndarray | None = None
+    rows = []
+    with open_store(resolve(str(folder / "home"))) as store:
+        station = real_station(store, "w", options.device, None)
+        for number, (tokens, seed) in enumerate(WAYS):
+            order = np.arange(len(texts)) if seed is None else np.random.default_rng(seed).permutation(len(texts))
+            source = write_texts(folder / f"{number}.parquet", [texts[i] for i in order])
+            text = {"max_length": POSITIONS} | ({} if tokens is None else {"tokens_per_batch": tokens})
+            spec = text_spec(
+                folder,
+                model,
+                source,
+                out=str(number),
+                model={"dtype": options.dtype},
+                input={"text": text},
+                schedule={"on_miss": options.on_miss, "fuse": "off"},
+                run={"device": options.device},
+            )
+            job = run(store, spec, station)
+            if job.error is not None:
+                raise SystemExit(f"the job failed: {job.error}")
+            found = np.empty_like(alone)
+            found[order] = np.stack(list(outputs(folder / str(number)).values()))
+            first = found if first is None else first
+            row = {"tokens": tokens, "order": seed, "alone": worst(found, alone), "first": worst(found, first)}
+            print(
+                f"{tokens or 'default'} tokens in a batch, {'as they are' if seed is None else f'order {seed}'}: "
+                f"{row['alone']:.2e} from each text alone, {row['first']:.2e} from the first job",
+                flush=True,
+            )
+            rows.append(row)
+    return rows
+
+
+def worst(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest relative norm of a row's difference."""
+    return float((np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)).max())
+
+
+def main() -> None:
+    """Compare, print a line a job, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--longest", type=int, default=2000)
+    parser.add_argument("--on-miss", default="eager", choices=["eager", "build"], help="build: through schedules")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        rows = compare(options, Path(temporary))
+    settings = {name: getattr(options, name) for name in ("device", "dtype", "count", "longest", "on_miss")}
+    save(options.json, {"environment": environment(options=settings), "results": rows})
+
+
+if __name__ == "__main__":
+    main()
