@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,8 @@ from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from tests import prefork
-from tests.trainings import digests, lay_out
-from tests.waiting import PATIENCE_S
+from tests.trainings import MODEL, digests, lay_out
+from tests.waiting import PATIENCE_S, until
 
 SPEC = """
 version: 1
@@ -29,8 +28,35 @@ input: {{source: train.npz, format: npz, fields: {{x: images, label: labels}}, b
 output: {{path: out/net, if_exists: replace}}
 schedule: {{on_miss: eager}}
 train:
-  epochs: 300
-  checkpoint: {{every_epochs: 300}}
+  epochs: 60
+  checkpoint: {{every_epochs: 60}}
+"""
+# In training, a job does not begin its 101st step as long as there is a file `held`; there, it leaves a file `reached`.
+GATE = """
+
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = ungated()
+        self.steps = 0
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+            while self.steps > 100 and (HERE / "held").exists():
+                (HERE / "reached").touch()
+                time.sleep(0.01)
+        return self.net(x)
+
+
+def net():
+    return Gate()
 """
 SCORE = """
 version: 1
@@ -52,6 +78,7 @@ def start(store: Store, log: Path) -> subprocess.Popen[bytes]:
 def test_a_worker_that_is_told_to_stop(tmp_path: Path) -> None:
     """A worker that stops takes a checkpoint, so no step is lost. The resumed job publishes the undisturbed bytes."""
     lay_out(tmp_path)
+    (tmp_path / "model.py").write_text(MODEL.replace("def net(", "def ungated(") + GATE)
     spec = tmp_path / "net.yaml"
     spec.write_text(SPEC.format(name="net"))
     (tmp_path / "score.yaml").write_text(SCORE)
@@ -61,12 +88,12 @@ def test_a_worker_that_is_told_to_stop(tmp_path: Path) -> None:
             whole = client.submit(spec, store=store, allow_python=[tmp_path])
             client.wait([whole.id], store=store, timeout_s=120)
             expected = digests(tmp_path / "out/net")
+            (tmp_path / "held").touch()
             stopped = client.submit(spec, overrides=["output.path=out/again"], store=store, allow_python=[tmp_path])
-            deadline = time.monotonic() + PATIENCE_S
-            while store.jobs.get(stopped.id).records_done < 500:
-                assert time.monotonic() < deadline, "the training does not start"
-                time.sleep(0.01)
+            until((tmp_path / "reached").exists)
             worker.send_signal(signal.SIGTERM)
+            until(lambda: "asked to stop" in (tmp_path / "log").read_text())
+            (tmp_path / "held").unlink()
             assert worker.wait(timeout=PATIENCE_S) == 0
             assert store.jobs.get(stopped.id).state is JobState.QUEUED
             (kept,) = (tmp_path / "out").glob(".again.training/*/step-*")
