@@ -226,6 +226,46 @@ def test_a_capture_without_the_sums_is_noticed(tmp_path: Path, monkeypatch: pyte
     assert "differs from eager" in first or "is not the same on all ranks" in first
 
 
+@pytest.mark.parametrize("kind", ["parameter", "momentum"])
+def test_a_capture_that_leaves_another_state_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The losses and sums of its replays are right and equal on all ranks; what an update leaves is not eager's."""
+    with rehearsing():
+        steps = [captured(request(net().train(), 4, Ranks(count=COUNT))) for _ in range(COUNT)]
+
+    def work(peers: Threads) -> str:
+        step = steps[peers.rank]
+        assert isinstance(step, CapturedStep)
+        assert step._rehearsed is not None
+        live, programs = step._rehearsed
+        real = live.capture
+        name = "5.weight" if kind == "parameter" else "@optimizer.5.weight.momentum_buffer"
+
+        def spoilt(wanted: object) -> object:
+            made = real(programs)
+            for instance in made.values():
+                replay = instance.replay
+
+                def twice(replay: Callable[[], None] = replay) -> None:
+                    tensor = live.state()[name].detach()
+                    before = tensor.clone()
+                    replay()
+                    tensor.add_(tensor - before)
+
+                monkeypatch.setattr(instance, "replay", twice)
+            return made
+
+        monkeypatch.setattr(live, "capture", spoilt)
+        with pytest.raises(CheckFailed) as caught:
+            step.join(peers)
+        return str(caught.value)
+
+    first, second = as_ranks(COUNT, tmp_path / "meeting", work)
+    assert first == second
+    assert "5.weight" in first
+
+
 def test_a_rank_that_leaves_is_noticed(tmp_path: Path) -> None:
     """The next sum says so, instead of waiting."""
     with rehearsing():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -25,12 +25,10 @@ from nimble_jobs.packing import Layout
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.planner.step.compare import (
-    GRADIENT_SLACK,
     NOISE,
     Tensors,
     allowed_norm,
     compare,
-    compare_gradient,
     copies,
     disturb,
     matters,
@@ -40,18 +38,15 @@ from nimble_jobs.planner.step.compare import (
     unit_roundoff,
 )
 from nimble_jobs.planner.step.eager import EagerStep, state_of_step
-from nimble_jobs.planner.step.reduction import TURN, WEIGHT
+from nimble_jobs.planner.step.states import compare_states, floors_of, slots_of
 
 _STEPS_BEFORE = 10.0  # that Adam's bias corrections are to see
 _HALVINGS = 24
 _FLIPS = 0.05  # share of a batch whose best class may change where two scores are nearly equal
-_EPS = 2.0**-23
 _UPDATES = 3  # one after another
 _SAMPLES = 3  # of what rounding does to a course
 _ROUNDINGS = 16.0  # of weights and input at once, in place of those of every operator
 _SHARE_MOVED = 0.02  # of the weights' size, by each of them
-_NO_SLOTS = {"@lr", "@scaler.scale", "@scaler.growth_tracker", WEIGHT, TURN}
-_MOVES = 0.1  # share of a batch's mean in the running mean, by default
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Update = tuple[Sequence[torch.Tensor], Tensors]  # the losses of its batches, and the state that it leaves
@@ -72,39 +67,60 @@ def check_step(
     """
     arithmetic = eager.arithmetic
     live = {n: t for n, t in state_of_step(arithmetic, inputs).items() if n not in ("@x", "@y")}
-    arithmetic.optimizer.lr.fill_(1.0)
     examples = copies(inputs)
     fresh = partial(fresh_batch, examples, numbers_for(arithmetic.objective.module))
     worst = 0.0
     lr = 0.0
     for turn in range(verify.ROUNDS):
         batches = [fresh(seed + 7 * turn + i, turn) for i in range(len(instances))]
-        seed_all(seed + turn, device)
-        _set_out(eager, live, batches, seed + turn, device)
-        before = copies(live)
-        seed_all(seed + turn, device)
-        losses, right = _in_eager(eager, batches)
-        expected = copies(live)
-        put(live, before)
-        noise = _noise(eager, live, batches, expected, seed + turn, device)
-        put(live, before)
-        seed_all(seed + turn, device)
-        for (x, y), instance, loss, correct in zip(batches, instances.values(), losses, right, strict=True):
-            inputs["x"].copy_(x)
-            inputs["y"].copy_(y)
-            verify.poison(instance)
-            instance.replay()
-            synchronize(device)
-            worst = max(worst, compare("loss", instance.outputs["loss"], loss, tolerance, 0.0))
-            flips = abs(int(instance.outputs["correct"]) - int(correct))
-            if flips > 1 + _FLIPS * y.shape[0]:
-                raise CheckFailed(f"the number of records classified correctly differs from eager's by {flips}")
-        worst = max(worst, _compare_states(arithmetic.parameters, live, before, expected, tolerance, noise))
+        error, before, expected = check_update(
+            eager, instances, inputs, batches, device, tolerance=tolerance, seed=seed + turn
+        )
+        worst = max(worst, error)
         lr = _small_rate(arithmetic.parameters, before, expected)
     put(live, before)
     arithmetic.optimizer.lr.fill_(lr)
     updates = [[fresh(seed - 1 - i * len(instances) - j, i) for j in range(len(instances))] for i in range(_UPDATES)]
     return max(worst, _compare_course(eager, instances, inputs, live, updates, device, tolerance=tolerance, seed=seed))
+
+
+def check_update(
+    eager: EagerStep,
+    instances: Mapping[Role, Instance],
+    inputs: Mapping[str, torch.Tensor],
+    batches: Sequence[Batch],  # one for each instance
+    device: torch.device,
+    *,
+    tolerance: float,
+    seed: int,
+    ranks: int = 1,
+) -> tuple[float, Tensors, Tensors]:
+    """The largest relative norm in losses and state after one update, and the state before it and after eager's.
+
+    Changes weights, statistics, state and inputs. Several ranks that call this at once, with the same seed, run the
+    same sums, whatever each of them finds. Raises CheckFailed, naming the tensor, after the last sum.
+    """
+    arithmetic = eager.arithmetic
+    live = {n: t for n, t in state_of_step(arithmetic, inputs).items() if n not in ("@x", "@y")}
+    arithmetic.optimizer.lr.fill_(1.0)
+    seed_all(seed, device)
+    _set_out(eager, live, batches, seed, device)
+    before = copies(live)
+    seed_all(seed, device)
+    losses, right = _in_eager(eager, batches)
+    expected = copies(live)
+    put(live, before)
+    noise = _noise(eager, live, batches, expected, seed, device)
+    put(live, before)
+    seed_all(seed, device)
+    found, classified = _replayed(instances, inputs, batches, device, poison=True)
+    worst = max(compare("loss", loss, other, tolerance, 0.0) for loss, other in zip(found, losses, strict=True))
+    for (_, y), count, correct in zip(batches, classified, right, strict=True):
+        flips = abs(int(count) - int(correct))
+        if flips > 1 + _FLIPS * y.shape[0] * ranks:
+            raise CheckFailed(f"the number of records classified correctly differs from eager's by {flips}")
+    worst = max(worst, compare_states(arithmetic.parameters, live, before, expected, tolerance, noise))
+    return worst, before, expected
 
 
 def _compare_course(
@@ -140,10 +156,10 @@ def _compare_course(
         return _in_eager(eager, parts)[0]
 
     expected = course(in_eager, batches)
-    found = course(lambda parts: _replayed(instances, inputs, parts, device), batches)
+    found = course(lambda parts: _replayed(instances, inputs, parts, device)[0], batches)
     parameters = list(eager.arithmetic.parameters)
     size = max((rms(start[n]) for n in parameters), default=0.0)
-    floors = [_floors(state, parameters, size) for _, state in expected]
+    floors = [floors_of(state, parameters, size) for _, state in expected]
     try:
         return max(
             _compare_update(i, *pair, floors[i], tolerance) for i, pair in enumerate(zip(found, expected, strict=True))
@@ -169,16 +185,21 @@ def _replayed(
     inputs: Mapping[str, torch.Tensor],
     batches: Sequence[Batch],
     device: torch.device,
-) -> list[torch.Tensor]:
-    """Replay each program on its batch; their losses."""
-    losses = []
+    *,
+    poison: bool = False,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Replay each program on its batch; their losses, and how many were classified right."""
+    losses, right = [], []
     for (x, y), instance in zip(batches, instances.values(), strict=True):
         inputs["x"].copy_(x)
         inputs["y"].copy_(y)
+        if poison:
+            verify.poison(instance)
         instance.replay()
         synchronize(device)
         losses.append(instance.outputs["loss"].clone())
-    return losses
+        right.append(instance.outputs["correct"].clone())
+    return losses, right
 
 
 def _compare_update(i: int, found: Update, expected: Update, floors: Mapping[str, float], tolerance: float) -> float:
@@ -190,13 +211,6 @@ def _compare_update(i: int, found: Update, expected: Update, floors: Mapping[str
         for n, floor in floors.items()
     ]
     return max(norms, default=0.0)
-
-
-def _floors(state: Tensors, parameters: Collection[str], size: float) -> dict[str, float]:
-    """For each value compared after an update, by name: the root mean square below which it counts as zero."""
-    names = [n for n in state if not n.startswith("@")]
-    of_buffers = _largest_by_kind(state, (n for n in names if n not in parameters))
-    return {n: size if n in parameters else _floor_of_buffer(n, state, of_buffers) for n in names}
 
 
 def _small_rate(parameters: Tensors, before: Tensors, expected: Tensors) -> float:
@@ -261,72 +275,7 @@ def _noise(
     moved = noise_of(
         {n: t.detach() - start[n] for n, t in parameters.items()}, {n: expected[n] - before[n] for n in parameters}
     )
-    return moved | noise_of({n: live[n] for n in _slots(live)}, expected)
-
-
-def _slots(live: Tensors) -> list[str]:
-    """Names of the optimizer's tensors."""
-    return [n for n in live if n.startswith("@") and n not in _NO_SLOTS]
-
-
-def _compare_states(
-    parameters: Tensors,
-    live: Tensors,
-    before: Tensors,
-    expected: Tensors,
-    tolerance: float,
-    noise: Mapping[str, float],
-) -> float:
-    moved = {n: expected[n] - before[n] for n in parameters}
-    slots = set(_slots(live))
-    slack = tolerance * GRADIENT_SLACK
-    usual = max((rms(t) for t in moved.values()), default=0.0)
-    of_slots = _largest_by_kind(expected, slots)
-    of_buffers = _largest_by_kind(expected, (n for n in live if n not in moved and not n.startswith("@")))
-    worst = 0.0
-    for name, tensor in live.items():
-        if name in moved:
-            rounding = 4 * _EPS * rms(before[name]) / slack
-            found = tensor.detach() - before[name]
-            worst = max(
-                worst,
-                compare_gradient(name, found, moved[name], slack, max(NOISE * usual, rounding), noise.get(name, 0.0)),
-            )
-        elif name in slots:
-            floor = NOISE * of_slots[_kind(name)]
-            plain = name.removeprefix("@")
-            worst = max(worst, compare_gradient(plain, tensor, expected[name], slack, floor, noise.get(name, 0.0)))
-        else:
-            floor = 0.0 if name.startswith("@") else _floor_of_buffer(name, expected, of_buffers)
-            worst = max(worst, compare(name.removeprefix("@"), tensor, expected[name], tolerance, floor))
-    return worst
-
-
-def _floor_of_buffer(name: str, expected: Tensors, largest: Mapping[str, float]) -> float:
-    """The root mean square below which a buffer's values may be rounding errors of zero.
-
-    Means are measured by the spread of what they are the means of: behind a norm and a linear layer they are exactly 0.
-    """
-    if not expected[name].is_floating_point():
-        return 0.0
-    if _kind(name) == "running_mean":
-        spread = expected.get(f"{name.removesuffix('mean')}var")
-        if spread is not None:
-            return _MOVES * rms(spread.clamp(min=0.0).sqrt())
-    return NOISE * largest[_kind(name)]
-
-
-def _largest_by_kind(tensors: Tensors, names: Iterable[str]) -> dict[str, float]:
-    """The largest root mean square among the tensors of each kind."""
-    found: dict[str, float] = {}
-    for name in names:
-        found[_kind(name)] = max(found.get(_kind(name), 0.0), rms(tensors[name]))
-    return found
-
-
-def _kind(name: str) -> str:
-    """What a tensor is in its layer."""
-    return name.rpartition(".")[2]
+    return moved | noise_of({n: live[n] for n in slots_of(live)}, expected)
 
 
 def fresh_batch(examples: Tensors, below: Below, seed: int, turn: int) -> Batch:

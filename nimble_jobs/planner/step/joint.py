@@ -7,17 +7,14 @@ from collections.abc import Mapping
 import torch
 
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.device import seed as seed_all
-from nimble_jobs.engine.device import synchronize
 from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.module.limits import numbers_for
-from nimble_jobs.planner.step.check import fresh_batch
-from nimble_jobs.planner.step.compare import compare, copies, put
+from nimble_jobs.planner.step.check import check_update, fresh_batch
+from nimble_jobs.planner.step.compare import copies, put
 from nimble_jobs.planner.step.live import Capturable, LiveStep
 from nimble_jobs.planner.step.reduction import Peers
 
-_RATE = 1e-2  # of the update that is compared
 _SEED = 17
 _PIECE = 1 << 20  # values of a tensor that are digested at a time
 _FACTOR = 0x100000001B3  # odd, so that no bit is lost
@@ -66,30 +63,25 @@ def differing(found: list[dict[str, int]]) -> str | None:
 
 def _disagreement(live: LiveStep, instances: Mapping[Role, Instance], peers: Peers) -> str:
     """Train on batches of this rank's own, in eager and replayed; what is wrong with the replay, or nothing."""
-    eager, inputs, device = live.eager, live.inputs, live.device
+    eager, inputs = live.eager, live.inputs
     state = {name: t for name, t in live.state().items() if name not in ("@x", "@y")}
     below, rank = numbers_for(eager.arithmetic.objective.module), peers.rank
     batches = [fresh_batch(copies(inputs), below, _SEED + peers.count * i + rank, i) for i in range(len(instances))]
     before = copies(state)
-    eager.arithmetic.optimizer.lr.fill_(_RATE)
-    rated = copies(state)
-    seed_all(_SEED + rank, device)
-    losses = []
-    for i, (x, y) in enumerate(batches):
-        eager.run_with(eager.arithmetic.objective, x, y, update=i == len(batches) - 1)
-        losses.append(eager.loss.clone())
-    put(state, rated)
-    seed_all(_SEED + rank, device)
     failure = ""
-    for (x, y), instance, loss in zip(batches, instances.values(), losses, strict=True):
-        inputs["x"].copy_(x)
-        inputs["y"].copy_(y)
-        instance.replay()
-        synchronize(device)
-        try:
-            compare("loss of all ranks", instance.outputs["loss"], loss, live.tolerance, 0.0)
-        except CheckFailed as e:
-            failure = failure or str(e)
+    try:
+        check_update(
+            eager,
+            instances,
+            inputs,
+            batches,
+            live.device,
+            tolerance=live.tolerance,
+            seed=_SEED,
+            ranks=peers.count,
+        )
+    except CheckFailed as e:
+        failure = f"summed over all ranks, {e}"
     apart = differing(peers.gather(digests(state)))
     put(state, before)
     return failure or (f"after an update, {apart!r} is not the same on all ranks" if apart is not None else "")
