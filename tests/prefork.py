@@ -28,6 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from tests import signals
+
 COLD = "NIMBLE_JOBS_TESTS_COLD"
 _SOCKET = "NIMBLE_JOBS_TESTS_PREFORK"
 _leftovers_expected = False
@@ -101,6 +103,7 @@ class Process:
             "words": words,
             "folder": str(cwd or Path.cwd()),
             "environment": dict(os.environ if env is None else env),
+            "ignored": signals.ignored(),
         }
         with ExitStack() as theirs:
             files = []

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests import zygote
+from tests import signals, zygote
 
 _STARTED_WITH = os.environ.get("PYTHONPATH", "")
 _LEFT_OUT = ("__main__", "depthwise_triton", "migrations.env", "ray.driver")  # they run, or need a GPU or Ray
@@ -188,7 +188,9 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signals.ignore(request["ignored"])
+    if signal.SIGINT not in request["ignored"]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _set_apart(environment)
 
     if any("worker" in word for word in words) and (spawned := zygote.keep()):

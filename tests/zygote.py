@@ -24,6 +24,8 @@ from typing import Any
 
 import psutil
 
+from tests import signals
+
 SPAWNED = "spawn_main"  # a word in the command of a process that `spawn` starts, or the name of one that was forked
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 _HIGH = 512  # file descriptors from here on are not in use
@@ -66,7 +68,7 @@ def keep() -> tuple[dict[str, Any], list[int]] | None:
             "environment": dict(os.environ),
             "files": sorted({int(file) for file in files}),
             "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-            "ignored": [int(n) for n in signal.valid_signals() if signal.getsignal(n) is signal.SIG_IGN],
+            "ignored": signals.ignored(),
         }
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
@@ -117,8 +119,7 @@ def _as_spawned(request: dict[str, Any], files: list[int]) -> tuple[dict[str, An
     for number, fd in zip(request["files"], high[3:], strict=True):
         os.dup2(fd, number)
         os.close(fd)
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGPIPE, signal.SIGXFSZ}:
-        signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)
+    signals.ignore(request["ignored"])
     signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     for limit in _LIMITS:
         resource.setrlimit(limit, resource.prlimit(os.getppid(), limit))

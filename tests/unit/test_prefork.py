@@ -47,6 +47,21 @@ def test_a_process_finds_what_it_would_find(how: str, tmp_path: Path) -> None:
     assert "w\\u00f6rd" in answers[0][1]
 
 
+@FORKED
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1])
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
+def test_a_process_ignores_the_signals_that_its_parent_ignores(number: int, handler: signal.Handlers) -> None:
+    """A shell's background job, as CI's may be, begins with some ignored: those of the server need not be the same."""
+    code = f"import signal; print(signal.getsignal({number:d}))"
+    before, answers = signal.signal(number, handler), []
+    try:
+        for run in (subprocess.run, prefork.run):
+            answers.append(run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True).stdout)
+    finally:
+        signal.signal(number, before)
+    assert answers[0] == answers[1] != ""
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code", "last"),
     [
