@@ -5,6 +5,7 @@ what in a database's address must not be shown.
 from __future__ import annotations
 
 import re
+from glob import has_magic
 from importlib.util import find_spec
 
 # The driver of fsspec for each scheme. Only that of s3 is tested.
@@ -29,8 +30,11 @@ def split(address: str) -> tuple[str, str, str]:
     return found[1], bucket, rest
 
 
-def problem_of(text: str) -> tuple[str, str] | None:
-    """What is wrong with an address, and what was expected. What may be a password is never shown."""
+def problem_of(text: str, *, whole_bucket: bool = False) -> tuple[str, str] | None:
+    """What is wrong with an address, and what was expected. What may be a password is never shown.
+
+    `whole_bucket`: it may name a bucket and nothing in it.
+    """
     scheme, bucket, rest = split(text)
     if scheme not in DRIVERS:
         return f"found the scheme {scheme}", f"a path, or an address that begins with {_either(DRIVERS)}://"
@@ -41,8 +45,10 @@ def problem_of(text: str) -> tuple[str, str] | None:
     if not _BUCKET.fullmatch(bucket):
         return f"found the bucket {bucket!r}", "letters, digits and . _ -"
     if not rest.strip("/"):
+        if whole_bucket:
+            return None
         return f"found {text!r}, which names a whole bucket", f"a folder in it: {scheme}://{bucket}/FOLDER"
-    if any(part in ("", ".", "..") or part.startswith(".") for part in rest.strip("/").split("/")):
+    if any(part in ("", ".", "..") or part.startswith(".") for part in rest.rstrip("/").split("/")):
         return f"found {text!r}, with a part that is empty or begins with a dot", "names between single slashes"
     if "?" in rest or "#" in rest or "::" in text or not text.isprintable():
         return f"found {text!r}", f"{EXPECTED}, without ?, #, :: and control characters"
@@ -63,6 +69,14 @@ def problem_of_driver(address: str) -> tuple[str, str] | None:
 def normal(address: str) -> str:
     """The address without slashes at its end."""
     return address.rstrip("/")
+
+
+def fixed_part(address: str) -> str:
+    """The address without the first part that has a wildcard, and all after it."""
+    scheme, _, path = address.partition("://")
+    parts = path.split("/")
+    fixed = next((i for i, part in enumerate(parts) if has_magic(part)), len(parts))
+    return f"{scheme}://{'/'.join(parts[:fixed])}"
 
 
 def _either(names: dict[str, str]) -> str:

@@ -7,10 +7,12 @@ neither does text that the driver wrote.
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from nimble_jobs.addresses import problem_of, problem_of_driver, split
@@ -23,6 +25,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 60}}
 }
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "TokenRetrievalError", "ProfileNotFound")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNMET = ("PreconditionFailed", "ConditionalRequestConflict")
 _NETWORK = ("aiobotocore", "aiohttp", "asyncio", "botocore", "fsspec", "gcsfs", "azure", "google", "requests", "ssl")
 
@@ -53,17 +56,17 @@ class Stat:
 class Objects:
     """The objects below one address, by names with slashes. Threads may share one."""
 
-    def __init__(self, address: str, through: Through = once) -> None:
+    def __init__(self, address: str, through: Through = once, *, whole_bucket: bool = False) -> None:
         """Asks nothing. `through` makes each request, and may repeat it after ObjectTrouble. Raises DataError for an
-        address that cannot be used.
+        address that cannot be used; one of a bucket can only with `whole_bucket`.
         """
-        problem = problem_of(address) or problem_of_driver(address)
+        problem = problem_of(address, whole_bucket=whole_bucket) or problem_of_driver(address)
         if problem is not None:
             raise DataError(f"{address if '@' not in address else 'address'}: {problem[0]}; expected {problem[1]}")
         self.address = address.rstrip("/")
         self._through = through
         self.scheme, self._bucket, rest = split(self.address)
-        self._root = f"{self._bucket}/{rest}"
+        self._root = f"{self._bucket}/{rest}" if rest else self._bucket
         self._lock = threading.Lock()
         self._driver: Any = None
         self.troubles = 0  # answers that did not come
@@ -109,6 +112,16 @@ class Objects:
         at = len(self._root) + 1
         return {path[at:]: _stat(info) for path, info in sorted(found.items()) if path.startswith(f"{folder}/")}
 
+    def glob(self, pattern: str) -> dict[str, Stat]:
+        """The objects whose names match a glob; `**` is any folders. Raises ObjectTrouble, DataError."""
+        found = self._ask(pattern, lambda driver: driver.glob(self._path(pattern), detail=True))
+        at = len(self._root) + 1
+        return {path[at:]: _stat(info) for path, info in sorted(found.items()) if info.get("type") != "directory"}
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Copy an object into a file. Raises NotFound, ObjectTrouble, DataError, also for a full disk."""
+        self._ask(name, lambda driver: driver.get_file(self._path(name), str(path)))
+
     def remove(self, names: Iterable[str]) -> None:
         """Delete objects; those that do not exist are no mistake. Raises ObjectTrouble, DataError."""
         if gone := [self._path(name) for name in names]:
@@ -152,6 +165,8 @@ class Objects:
             return Unmet(f"{where}: exists, or has changed")
         if code == "NoSuchBucket":
             return DataError(f"{self.scheme}://{self._bucket}: no such bucket; expected one that exists")
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return DataError(f"{where}: cannot be kept: {error.strerror}")
         if isinstance(error, FileNotFoundError):
             return NotFound(f"{where}: no such object")
         if kind.__name__ in _NO_CREDENTIALS:

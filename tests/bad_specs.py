@@ -389,8 +389,55 @@ BAD_SPECS = [
     ),
     BadSpec(
         name="a URL for a path",
-        text=edit(("digits.npz", "s3://bucket/digits.npz")),
-        messages=("{file}:8: input.source: found 's3://bucket/digits.npz', which is a URL; expected a local path",),
+        text=edit(("digits.npz", "https://host/digits.npz")),
+        messages=(
+            "{file}:8: input.source: found the scheme https; expected a path, or an address that begins with s3, gs, az or abfs://",
+        ),
+    ),
+    BadSpec(
+        name="input with a password",
+        text=edit(("digits.npz", "s3://key:secret@bucket/digits.npz")),
+        messages=(
+            "{file}:8: input.source: found a user or a password in the address; expected an address such as s3://BUCKET/FOLDER; credentials belong into the environment",
+        ),
+    ),
+    BadSpec(
+        name="input with a question mark",
+        text=edit(("digits.npz", '"s3://bucket/digits-?.npz"')),
+        messages=(
+            "{file}:8: input.source: found 's3://bucket/digits-?.npz'; expected an address such as s3://BUCKET/FOLDER, without ?, #, :: and control characters",
+        ),
+    ),
+    BadSpec(
+        name="input with two slashes",
+        text=edit(("digits.npz", "s3://bucket//digits.npz")),
+        messages=(
+            "{file}:8: input.source: found 's3://bucket//digits.npz', with a part that is empty or begins with a dot; expected names between single slashes",
+        ),
+    ),
+    BadSpec(
+        name="input by a driver that is not installed",
+        text=edit(("digits.npz", "gs://bucket/digits.npz")),
+        messages=(
+            "{file}:8: input.source: gs:// needs the package gcsfs, which is not installed; expected pip install gcsfs",
+        ),
+    ),
+    BadSpec(
+        name="an object of another format",
+        text=edit(("digits.npz", "s3://bucket/digits.csv")),
+        messages=("{file}:8: input.source: 'digits.csv' is not npz; expected .npz",),
+    ),
+    BadSpec(
+        name="only new objects",
+        text=edit(("digits.npz", "s3://bucket/digits"), ("  format: npz", "  format: npz\n  only_new: true")),
+        messages=(
+            "{file}:8: input.source: found an address, but input.only_new compares local files; expected a local folder, or no only_new",
+        ),
+    ),
+    BadSpec(
+        name="an output among the objects that are read",
+        text=edit(("digits.npz", "s3://bucket/digits/*.npz"), ("../out/digits-score", "s3://bucket/digits/out")),
+        messages=("{file}:13: output.path: lies inside input.source; expected a folder of its own",),
     ),
     BadSpec(
         name="a path with a control character",

@@ -148,6 +148,7 @@ class Attempt:
             allowed_python=(folder,),
             patience=NONE,
             decoders=decoders,
+            origins={},
         )
 
     def run(self) -> Outcome:

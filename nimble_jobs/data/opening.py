@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nimble_jobs.addresses import is_address
 from nimble_jobs.data.listed import open_listed
+from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.data.reader import Reader, Targets
 from nimble_jobs.data.source import Joined, Source, list_files
 from nimble_jobs.data.text.fixed import AsTokens
+from nimble_jobs.errors import DataError
 from nimble_jobs.seen import FileList
 from nimble_jobs.spec.formats import SUFFIXES
 from nimble_jobs.spec.model import InputSpec
@@ -21,17 +24,29 @@ def open_reader(
     targets: Targets = "classes",
     files: FileList | None = None,
     tokens: AsTokens | None = None,
+    origin: Origin | None = None,
 ) -> Reader:
     """A reader for `input` of a spec. `label_names` gives text labels the numbers that a training gave them.
 
     `files`: only these, as they were listed. A file that has changed or cannot be read makes bad records.
     `targets` says what labels are: classes, numbers (float32), shares (numbers from 0 to 1), or what the file holds:
     numbers if it holds fractions.
+    `origin`: the object store from which the input was fetched, which messages name.
     `tokens` is called if one of several inputs is a column of text, and says how that becomes tokens.
     Raises what `tokens` raises, and DataError, naming the file and the field, when the input is missing, empty or not
     what the spec says.
     """
-    return Reader(_open(spec, files, tokens), allow_nan=spec.allow_nan, label_names=label_names, targets=targets)
+    if is_address(spec.source):
+        raise DataError(
+            f"{spec.source}: is read by jobs only, which fetch it first; expected a local copy of some records"
+        )
+    try:
+        source = _open(spec, files, tokens)
+        return Reader(source, allow_nan=spec.allow_nan, label_names=label_names, targets=targets, origin=origin)
+    except DataError as e:
+        if origin is None:
+            raise
+        raise DataError(origin.shown(str(e))) from e
 
 
 def _open(spec: InputSpec, files: FileList | None, tokens: AsTokens | None) -> Source:

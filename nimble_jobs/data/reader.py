@@ -20,6 +20,7 @@ from nimble_jobs.data.crew import FEW, FEW_RUNNING, PIECE_AWAY, PIECE_ENCODED, C
 from nimble_jobs.data.encoded import decoders_of, pictures_of, row_bytes
 from nimble_jobs.data.finite import not_finite
 from nimble_jobs.data.ids import check_ids
+from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.source import READY, Form, Loaded, Source, Wanted, form_of, packing_of, placed
 from nimble_jobs.data.stamps import fingerprint
@@ -52,6 +53,7 @@ class Reader:
         allow_nan: bool,
         label_names: Sequence[str] | None = None,
         targets: Targets = "classes",
+        origin: Origin | None = None,
     ) -> None:
         if source.total == 0:
             raise DataError(f"{source.stamps[0].path}: no records; expected at least one")
@@ -67,6 +69,7 @@ class Reader:
             else:
                 self._labels = label_values.normalise(source.labels, source.total, names=label_names, where=at)
         self._source = source
+        self._origin = origin
         self._allow_nan = allow_nan
         self.total: int = source.total
         self.signature: Signature = source.signature
@@ -96,7 +99,7 @@ class Reader:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self._source.stamps)
+        return fingerprint(self._source.stamps) if self._origin is None else self._origin.digest
 
     def id(self, index: int) -> str:
         """The stable id of the record at a position: its path, the id column's value, or the position itself."""
@@ -104,7 +107,8 @@ class Reader:
 
     def place(self, index: int) -> str:
         """The place of a record for messages: FILE:LINE, FILE: record N, or an image's file."""
-        return self._source.place(int(index))
+        place = self._source.place(int(index))
+        return place if self._origin is None else self._origin.shown(place)
 
     def listed_file(self, index: int) -> str:
         """The file that holds a record, as it was listed. Only for inputs that were opened by a list of files."""

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nimble_jobs.data import hidden
 from nimble_jobs.errors import DataError
 from nimble_jobs.retention import folders, logs
+from nimble_jobs.retention.copies import left_copies
 from nimble_jobs.retention.objects import left_objects
 from nimble_jobs.retention.pace import Pace
 from nimble_jobs.retention.rules import Rules, Spared, goes
@@ -170,8 +172,8 @@ class Sweep:
                 yield _one("left-over folders", size)
 
     def _left_objects(self) -> Iterator[Step]:
-        """What jobs that did not succeed left in object stores."""
-        for left in left_objects(self._store, self._now, remove=self._remove):
+        """What jobs that did not succeed left in object stores, and local copies of inputs from there."""
+        for left in chain(*(each(self._store, self._now, remove=self._remove) for each in (left_objects, left_copies))):
             if left.trouble is not None:
                 self._held |= left.jobs
                 yield Step(tally=Tally(), trouble=(left.trouble,))

@@ -26,6 +26,7 @@ from pydantic import (
 from nimble_jobs.argument_paths import PATH, check_paths
 from nimble_jobs.spec import paths
 from nimble_jobs.spec.formats import either
+from nimble_jobs.spec.input_source import input_source
 from nimble_jobs.spec.units import DEVICE_PATTERN, DURATION_PATTERN, BadValue, parse_device, parse_duration, show, wrong
 
 
@@ -204,7 +205,7 @@ Columns = Annotated[
     ),
 ]
 WeightsFile = Annotated[str, based(paths.weights_file)]
-DataPath = Annotated[str, based(paths.absolute_glob)]
+DataPath = Annotated[str, based(input_source)]
 
 
 class Frozen(BaseModel):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from os.path import exists, isdir, islink
 from pathlib import Path
 
-from nimble_jobs.addresses import problem_of_driver
+from nimble_jobs.addresses import fixed_part, is_address, problem_of_driver
 from nimble_jobs.regular import NotRegular, check_regular
 from nimble_jobs.sentence import is_folder
 from nimble_jobs.sentence.sources import MODULES
@@ -26,10 +26,12 @@ Known = Callable[[Iterable[str]], bool]
 
 def check(spec: JobSpec, known: Known, *, base: Path, check_files: bool, home: Path | None = None) -> Iterator[Finding]:
     """Report what is wrong with the files that the spec names. `home`: the state folder, if known."""
-    inputs = dict(_inputs(spec, known))
+    inputs = {field: source for field, source in sources(spec) if known((field,))}
     if known(("input.format",)):
         for field, path in inputs.items():
             yield from _suffix(field, path, spec.input.format)
+    addresses = {field: inputs.pop(field) for field, source in list(inputs.items()) if is_address(source)}
+    yield from _addresses(spec, known, addresses, check_files=check_files)
     made_earlier = bool(spec.run.after) or not known(("run.after",))
     source = parse_source(spec.model.source) if known(("model.source",)) else None
     if check_files:
@@ -39,13 +41,22 @@ def check(spec: JobSpec, known: Known, *, base: Path, check_files: bool, home: P
         if not made_earlier:
             yield from _missing({**_expected(spec, inputs), **dict(_weights(spec, known))})
             yield from _missing_checkpoint(spec, known)
-    if known(("output.path",)) and spec.output.address is not None:
-        if check_files and (problem := problem_of_driver(spec.output.address)):
-            yield Finding("output.path", *problem)
-    elif known(("output.path",)):
+    if known(("output.path",)) and spec.output.address is None:
         yield from _apart(spec, known, {**inputs, **dict(_weights(spec, known))}, base, home)
         if check_files:
             yield from _output_place(spec.output.folder)
+
+
+def _addresses(spec: JobSpec, known: Known, inputs: dict[str, str], *, check_files: bool) -> Iterator[Finding]:
+    """Report addresses without a driver, and an output in an object store that lies inside one of these inputs."""
+    output = spec.output.address if known(("output.path",)) else None
+    around = [field for field, source in inputs.items() if f"{output}/".startswith(f"{fixed_part(source)}/")]
+    if output is not None and around:
+        yield Finding("output.path", f"lies inside {around[0]}", "a folder of its own")
+        return
+    for field, address in {**inputs, **({} if output is None else {"output.path": output})}.items():
+        if check_files and (problem := problem_of_driver(address)):
+            yield Finding(field, *problem)
 
 
 def _apart(spec: JobSpec, known: Known, kept: dict[str, str], base: Path, home: Path | None) -> Iterator[Finding]:
@@ -63,10 +74,10 @@ def _apart(spec: JobSpec, known: Known, kept: dict[str, str], base: Path, home: 
         yield Finding("output.path", problem, "a folder of its own")
 
 
-def _inputs(spec: JobSpec, known: Known) -> Iterator[tuple[str, str]]:
-    if known(("input.source",)):
-        yield "input.source", spec.input.source
-    if spec.train and spec.train.validation and known(("train.validation.source",)):
+def sources(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    """The fields that say where records come from, with what they say."""
+    yield "input.source", spec.input.source
+    if spec.train and spec.train.validation:
         yield "train.validation.source", spec.train.validation.source
 
 

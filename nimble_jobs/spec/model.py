@@ -29,6 +29,7 @@ from nimble_jobs.spec.fields import (
     or_defaults,
 )
 from nimble_jobs.spec.formats import INPUTS, InputFormat, OutputFormat, either
+from nimble_jobs.spec.input_source import input_source
 from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.output_path import output_path
 from nimble_jobs.spec.text import TextSpec
@@ -124,8 +125,9 @@ class OnlyNewSpec(Frozen):
 class InputSpec(Frozen):
     """The records."""
 
-    source: Annotated[str, TEMPLATED, based(paths.absolute_glob)] = Field(
-        description="A file, a folder or a glob; with cron, templates such as {{ tick:%Y-%m-%d }}.",
+    source: Annotated[str, TEMPLATED, based(input_source)] = Field(
+        description="A file, a folder or a glob, here or at an address such as s3://BUCKET/FOLDER; with cron, "
+        "templates such as {{ tick:%Y-%m-%d }}.",
         examples=["digits.npz"],
     )
     format: InputFormat = Field(description=f"The format of the records: {either(INPUTS)}.", examples=["npz"])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nimble_jobs.addresses import is_address
 from nimble_jobs.spec import (
     batch_rules,
     device_rules,
@@ -176,6 +177,17 @@ def _address(spec: JobSpec) -> Iterator[Finding]:
     elif spec.input.only_new is not None:
         problem = "found an address, but input.only_new keeps its list of files beside the output"
         yield Finding("output.path", problem, "a local folder, or no only_new")
+
+
+@rule("input.source", "input.only_new", "train.validation.source", "run.gpus")
+def _fetched(spec: JobSpec) -> Iterator[Finding]:
+    """What does not work yet with inputs that a job fetches."""
+    if spec.input.only_new is not None and is_address(spec.input.source):
+        problem = "found an address, but input.only_new compares local files"
+        yield Finding("input.source", problem, "a local folder, or no only_new")
+    for field, source in files.sources(spec):
+        if spec.kind == "finetune" and spec.run.gpus != 1 and is_address(source):
+            yield Finding(field, "found an address, but run.gpus is not 1", "local files, or one GPU")
 
 
 @rule("input.only_new", "kind")

@@ -7,13 +7,14 @@ from dataclasses import replace
 from nimble_jobs.spec.picture_model import with_folder_transform
 from nimble_jobs.workloads import score, training
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
+from nimble_jobs.workloads.fetching import fetched
 
 __all__ = ["JobContext", "Outcome", "Stop", "run"]
 
 
 def run(context: JobContext) -> Outcome:
-    """Run one attempt of a job as its spec asks. Raises NimbleError with what went wrong."""
-    context = replace(context, spec=with_folder_transform(context.spec))
+    """Run one attempt of a job as its spec asks. Raises NimbleError with what went wrong, and Stopped."""
+    context = fetched(replace(context, spec=with_folder_transform(context.spec)))
     if context.spec.kind == "score":
         return score.run(context)
     return training.run(context)

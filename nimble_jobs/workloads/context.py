@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.job import Job
 from nimble_jobs.machine import Software
 from nimble_jobs.patience import NONE, Patience
@@ -55,6 +56,7 @@ class JobContext:
     software: Software = field(default_factory=dict)  # of the worker: see `machine`
     membership: Membership | None = None  # if other workers may work on the job too
     memory_bytes: int | None = None  # the worker's --gpu-memory; None: not set
+    origins: Mapping[str, Origin] = field(default_factory=dict)  # of inputs that were fetched, by their local sources
 
 
 @dataclass(frozen=True, kw_only=True)

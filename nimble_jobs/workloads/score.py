@@ -43,7 +43,8 @@ def run(context: JobContext) -> Outcome:
     if isinstance(work, Outcome):
         return work
     column = ColumnOfText(spec)
-    with open_reader(spec.input, files=work.files if work else None, tokens=column) as reader:
+    files, origin = work.files if work else None, context.origins.get(spec.input.source)
+    with open_reader(spec.input, files=files, tokens=column, origin=origin) as reader:
         attempt = claimed(context, device, reader, work, column)
         outcome, left = _scored(attempt)
     if work is None or outcome.left or outcome.stop is not Stop.GO:

@@ -12,6 +12,7 @@ import torch
 
 from nimble_jobs import spec as specs
 from nimble_jobs.data import Reader, Staging, open_reader
+from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads import decode as decodes
@@ -69,10 +70,13 @@ def read(context: JobContext, device: torch.device) -> Iterator[Reading]:
     began, spec = time.perf_counter(), context.spec
     assert spec.train is not None
     with ExitStack() as readers:
-        reader = readers.enter_context(open_reader(spec.input, targets=targets(spec.train.loss)))
+        origin = context.origins.get(spec.input.source)
+        reader = readers.enter_context(open_reader(spec.input, targets=targets(spec.train.loss), origin=origin))
         held_out = None
         if spec.train.validation is not None:
-            held_out = readers.enter_context(open_held_out(spec, spec.train.validation.source, reader))
+            source = spec.train.validation.source
+            origin = context.origins.get(source)
+            held_out = readers.enter_context(open_held_out(spec, source, reader, origin=origin))
         if not reader.has_labels:
             raise DataError("input.fields.label: fine-tuning needs labels; the input has none")
         texts = None
@@ -131,13 +135,14 @@ def _tell_cut(context: JobContext, texts: TrainTexts) -> None:
         context.event("truncated", f"{texts.cut:,} texts were cut to {limit} tokens", {"truncated": texts.cut})
 
 
-def open_held_out(spec: JobSpec, source: str, reader: Reader) -> Reader:
+def open_held_out(spec: JobSpec, source: str, reader: Reader, *, origin: Origin | None = None) -> Reader:
     """The records of `train.validation`. Raises DataError if they do not match the input's."""
     assert spec.train is not None
     held_out = open_reader(
         spec.input.model_copy(update={"source": source}),
         label_names=reader.label_names,
         targets=targets(spec.train.loss),
+        origin=origin,
     )
     if held_out.signature != reader.signature:
         held_out.close()

@@ -1,0 +1,269 @@
+"""Inputs in an object store, over a real server: the same scores as from local files, whatever changes or breaks."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from nimble_jobs import patience
+from nimble_jobs.data import object_inputs
+from nimble_jobs.data.object_inputs import fetch, list_objects
+from nimble_jobs.errors import DataError
+from nimble_jobs.objects import Objects
+from nimble_jobs.retention.copies import left_copies
+from nimble_jobs.store import fetched
+from tests import cutting, s3
+from tests.cli import Cli
+
+MODEL = """
+import torch
+
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x.float().reshape(len(x), -1)[:, :4]
+
+def double():
+    return Double()
+"""
+SPEC = """
+version: 1
+name: doubled
+kind: score
+model: {{source: "python:model.py:double"}}
+input: {{source: "{source}", {input}, batch_size: 4}}
+output: {{path: {out}, format: npy, fields: [id, logits], shard_size: 8, if_exists: replace}}
+schedule: {{on_miss: eager}}
+run: {{error_threshold: 0.5}}
+"""
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A bucket of its own."""
+    return f"s3://{s3.bucket(monkeypatch)}"
+
+
+def upload(address: str, files: dict[str, bytes]) -> None:
+    objects = Objects(address, whole_bucket=True)
+    for name, data in files.items():
+        objects.write(name, data)
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def npy(first: int, count: int = 6) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.arange(first, first + 4 * count, dtype=np.float32).reshape(count, 4))
+    return file.getvalue()
+
+
+def parquet(first: int) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"x": [[float(first + i), 1.0, 2.0, 3.0] for i in range(5)]}), file)
+    return file.getvalue()
+
+
+def jpeg(shade: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (shade, 2 * shade, 250 - shade)).save(file, "JPEG")
+    return file.getvalue()
+
+
+NPY = {"a.npy": npy(0), "b.npy": npy(100), "deep/c.npy": npy(200), ".hidden.npy": npy(300), "notes.txt": b"no records"}
+PICTURES = {
+    "cats/1.jpg": jpeg(10),
+    "cats/2.jpg": jpeg(60),
+    "dogs/1.jpeg": jpeg(90),
+    "dogs/.x.jpg": jpeg(1),
+    "a.txt": b"",
+}
+KINDS: dict[str, tuple[dict[str, bytes], str, str]] = {
+    "a file": (NPY, "b.npy", "format: npy"),
+    "a folder": (NPY, "", "format: npy"),
+    "a glob": (NPY, "[ab].npy", "format: npy"),
+    "a deep glob": (NPY, "**/*.npy", "format: npy"),
+    "a folder in a glob": (NPY, "d*/*.npy", "format: npy"),
+    "parquet": ({"p/0.parquet": parquet(0), "p/1.parquet": parquet(9)}, "p", "format: parquet, fields: {x: x}"),
+    "pictures": (PICTURES, "", "format: images"),
+    "pictures by a glob": (PICTURES, "*/1.*", "format: images"),
+    "csv": ({"t.csv": b"x\n1.5\nnan\n2\n"}, "t.csv", "format: csv, fields: {x: x}"),
+}
+
+
+class Desk:
+    """Runs the spec over local files and over objects."""
+
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.cli = folder, Cli(folder / "home", capsys)
+        (folder / "model.py").write_text(MODEL)
+
+    def run(self, source: str, input_: str, out: str, *options: str) -> Any:
+        spec = self.folder / f"{out}.yaml"
+        spec.write_text(SPEC.format(source=source, input=input_, out=self.folder / out))
+        return self.cli("run", spec, "--allow-python", self.folder, *options)
+
+    def results(self, out: str) -> list[list[Any]]:
+        parts = sorted((self.folder / out).glob("*.npy"))
+        return [np.load(part, allow_pickle=False).tolist() for part in parts]
+
+    def event(self, kind: str) -> Any:
+        with self.cli.store() as store:
+            return [event for event in store.jobs.events() if event.kind == kind][-1]
+
+    def copies(self) -> list[Path]:
+        return list(fetched.held(self.folder / "home"))
+
+
+@pytest.fixture
+def desk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Desk:
+    return Desk(tmp_path, capsys)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("below", ["in/records", ""])
+def test_the_same_scores(kind: str, below: str, address: str, desk: Desk) -> None:
+    """As from the same files in a folder: ids, order, bad records; and no copy stays."""
+    files, source, input_ = KINDS[kind]
+    where = f"{address}/{below}".rstrip("/")
+    upload(where, files)
+    write(desk.folder / "records", files)
+    for at, out in ((str(desk.folder / "records"), "local"), (where, "fetched")):
+        ran = desk.run(f"{at}/{source}".rstrip("/"), input_, out)
+        assert ran.code in (0, 1), ran.err
+    assert desk.results("local") == desk.results("fetched") != []
+    errors = [(desk.folder / out / "errors.jsonl") for out in ("local", "fetched")]
+    assert errors[0].exists() == errors[1].exists() == (kind == "csv")
+    if kind == "csv":
+        assert errors[0].read_text().replace(str(desk.folder / "records"), where) == errors[1].read_text()
+    assert desk.copies() == []
+    event = desk.event("fetched")
+    assert event.message.startswith(f"{where}/p: 2 objects" if kind == "parquet" else where)
+    assert event.data["bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("in", "{a}/in: nothing to read; expected objects that end in .npy"),
+        ("none.npy", "{a}/none.npy: nothing to read; expected objects that end in .npy"),
+        ("*.npy", "{a}/*.npy: nothing to read; expected objects that match {a}/*.npy"),
+        ("//x.npy", "found '{a}///x.npy', with a part that is empty or begins with a dot"),
+    ],
+)
+def test_nothing_there(source: str, message: str, address: str, desk: Desk) -> None:
+    upload(address, {"in/only.txt": b"text"})
+    ran = desk.run(f"{address}/{source}", "format: npy", "out")
+    assert ran.code != 0
+    assert message.format(a=address) in ran.err
+
+
+def test_no_bucket(address: str, desk: Desk) -> None:
+    ran = desk.run(f"{address}-none/x.npy", "format: npy", "out")
+    assert ran.code != 0
+    assert f"{address}-none: no such bucket; expected one that exists" in ran.err
+
+
+def test_messages_name_the_address(address: str, desk: Desk) -> None:
+    """Not the copy, of which users know nothing."""
+    upload(address, {"t.csv": b"a,b\n1,2\n"})
+    ran = desk.run(f"{address}/t.csv", "format: csv, fields: {x: z}", "out")
+    assert ran.code != 0
+    assert f"{address}/t.csv: input.fields.x: no 'z'; expected one of: a, b" in ran.err
+
+
+def test_a_name_that_no_file_can_have(address: str) -> None:
+    upload(address, {"a//b.jpg": jpeg(1)})
+    with pytest.raises(
+        DataError, match=r"a//b.jpg: cannot be the name of a file; expected parts between single slashes"
+    ):
+        list_objects(address, "images")
+
+
+@pytest.mark.parametrize("how", ["changed", "vanished"])
+def test_another_writer(how: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that is written meanwhile is noticed, also with the same size; what came since is not read."""
+    upload(address, NPY)
+    listing = list_objects(address, "npy")
+    assert sorted(listing.objects) == ["a.npy", "b.npy"]
+    upload(address, {"b.npy": npy(500), "new.npy": npy(1)} if how == "changed" else {})
+    if how == "vanished":
+        Objects(address, whole_bucket=True).remove(["b.npy"])
+    with pytest.raises(DataError, match=f"b.npy: {how} while the input was fetched"):
+        list(fetch(listing, tmp_path / "copies", boot="1"))
+    assert not list((tmp_path / "copies").glob("*.complete"))
+
+
+def test_what_an_earlier_attempt_fetched(address: str, tmp_path: Path) -> None:
+    """Is used if it is of the same listing and of the same boot; other copies go."""
+    upload(address, NPY)
+    folder, listing = tmp_path / "copies", list_objects(address, "npy")
+    begun = fetch(listing, folder, boot="1")
+    next(begun)
+    begun.close()
+    (folder / "other").mkdir()
+    root = listing.root(folder)
+    there = [path.name for path in root.glob("*.npy")]
+    assert there
+    sizes = list(fetch(listing, folder, boot="1"))
+    assert sizes.count(0) == len(there)
+    assert not (folder / "other").exists()
+    assert list(fetch(listing, folder, boot="2")) == []  # it is complete, and was written to the disk
+    (folder / f"{root.parent.name}.complete").unlink()
+    assert 0 not in list(fetch(listing, folder, boot="3"))
+    upload(address, {"a.npy": npy(7)})
+    newer = list_objects(address, "npy")
+    assert newer.digest != listing.digest
+    assert 0 not in list(fetch(newer, folder, boot="3"))
+    assert not root.exists()
+    assert (newer.root(folder) / "a.npy").read_bytes() == npy(7)
+
+
+def test_too_little_room(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload(address, NPY)
+    monkeypatch.setattr(object_inputs, "_ROOM", 1 << 62)
+    with pytest.raises(DataError, match=r"in 2 objects do not fit into .*/inputs/job/input, whose disk has"):
+        list(fetch(list_objects(address, "npy"), tmp_path / "home" / "inputs" / "job" / "input", boot="1"))
+
+
+@pytest.mark.parametrize("first", range(cutting.WAYS))
+def test_cut_connections(address: str, desk: Desk, monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """Each request is cut twice when it is first made; nothing is lost or damaged."""
+    monkeypatch.setattr(patience, "_FIRST_S", 0.001)
+    upload(address, NPY)
+    write(desk.folder / "records", NPY)
+    assert desk.run(str(desk.folder / "records"), "format: npy", "local").code == 0
+    with cutting.proxy(s3.endpoint(), first) as cut:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", cut.address)
+        ran = desk.run(address, "format: npy", "fetched")
+        assert ran.code == 0, ran.err
+        assert cut.cuts >= 6
+    assert desk.results("fetched") == desk.results("local")
+
+
+def test_prune_removes_the_copies_of_jobs_that_have_ended(address: str, desk: Desk) -> None:
+    upload(address, NPY)
+    (desk.folder / "job.yaml").write_text(SPEC.format(source=address, input="format: npy", out=desk.folder / "out"))
+    for _ in range(2):
+        assert desk.cli("submit", desk.folder / "job.yaml", "--allow-python", desk.folder).code == 0
+    ended, waiting = (job["id"] for job in desk.cli("ls", "--json").json)
+    for job in (ended, waiting, "2aaaaaaaaaaa"):
+        fetched.folder_of(desk.folder / "home", job).mkdir(parents=True)
+        (fetched.folder_of(desk.folder / "home", job) / "x").write_bytes(b"12345")
+    assert desk.cli("cancel", ended).code == 0
+    with desk.cli.store() as store:
+        assert [left.bytes for left in left_copies(store, time.time(), remove=False)] == [5]  # one ended just now
+        later = time.time() + 3600
+        assert [left.bytes for left in left_copies(store, later, remove=True)] == [5, 5]
+    assert [path.name for path in desk.copies()] == [waiting]
