@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +21,8 @@ from nimble_jobs.addresses import problem_of, problem_of_driver, split
 from nimble_jobs.errors import DataError, NimbleError, NotFound, ObjectTrouble
 
 T = TypeVar("T")
+
+THREADS = 32  # requests at once that one process can keep up with
 
 # One try for each call: whoever calls repeats it, and counts.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -182,6 +186,26 @@ class Objects:
         if passing or isinstance(error, ConnectionError | TimeoutError | EOFError):
             return ObjectTrouble(f"{where}: {code or kind.__name__}; the object store did not answer")
         return DataError(f"{where}: {code or kind.__name__}: the object store refused")
+
+
+def fetch_each(address: str, wanted: Sequence[tuple[str, str]]) -> list[bool]:
+    """Copy objects into files, each named with its path; whether that worked at once. For processes of their own."""
+    objects = _of_process(address)
+
+    def fetch(one: tuple[str, str]) -> bool:
+        try:
+            objects.fetch(one[0], Path(one[1]))
+        except NimbleError:  # whoever asked tries again, and learns why
+            return False
+        return True
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(fetch, wanted))
+
+
+@cache
+def _of_process(address: str) -> Objects:
+    return Objects(address, whole_bucket=True)
 
 
 def _stat(info: dict[str, Any]) -> Stat:

@@ -10,22 +10,29 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import shutil
 from collections.abc import Generator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from nimble_jobs.addresses import fixed_part
 from nimble_jobs.data.files import remove_tree, reported, sync_all
 from nimble_jobs.errors import DataError, NotFound
-from nimble_jobs.objects import Objects, Stat, Through, once
-from nimble_jobs.pipeline import mapped
+from nimble_jobs.objects import THREADS, Objects, Stat, Through, fetch_each, once
+from nimble_jobs.orphans import die_with
+from nimble_jobs.pipeline import mapped, usable_cores
 from nimble_jobs.plural import count
 from nimble_jobs.spec.formats import SUFFIXES, InputFormat
 from nimble_jobs.spec.units import format_bytes
 
-_THREADS = 32  # requests at once
+_MANY = 2000  # objects that are worth processes of their own
+_PIECE = 256  # that a process fetches at a time
 _ROOM = 1 << 28  # bytes of the disk that are left for others
 
 
@@ -40,6 +47,16 @@ class Origin:
     def shown(self, text: str) -> str:
         """A message with the address in place of the copy's folder."""
         return text.replace(self.folder, self.address)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Copy:
+    """An object that is to be copied."""
+
+    name: str
+    size: int  # bytes
+    path: Path
+    unfinished: Path  # where it is written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,29 +150,66 @@ def fetch(listing: Listing, folder: Path, through: Through = once, *, boot: str)
             needed.mkdir(parents=True, exist_ok=True)
         _check_room(listing, root)
 
-    def one(item: tuple[int, tuple[str, Stat]]) -> int:
-        number, (name, stat) = item
-        path, unfinished = root / name, temporary / str(number)
-        with reported(path):
-            if path.is_file() and path.stat().st_size == stat.size:
-                return 0
-            path.parent.mkdir(parents=True, exist_ok=True)
+    def one(copy: _Copy) -> int:
+        with reported(copy.path):
             try:
-                objects.fetch(name, unfinished)
+                objects.fetch(copy.name, copy.unfinished)
             except NotFound as e:
-                raise _moved(listing, name, "vanished") from e
-            if unfinished.stat().st_size != stat.size:
-                raise _moved(listing, name, "changed")
-            unfinished.replace(path)
-        return stat.size
+                raise _moved(listing, copy.name, "vanished") from e
+        return placed(copy)
 
-    work = enumerate(listing.objects.items())
-    yield from mapped(one, work, threads=_THREADS, depth=2 * _THREADS, name="nimble-fetch")
+    def placed(copy: _Copy) -> int:
+        with reported(copy.path):
+            if copy.unfinished.stat().st_size != copy.size:
+                raise _moved(listing, copy.name, "changed")
+            copy.unfinished.replace(copy.path)
+        return copy.size
+
+    missing = _missing(listing, root, temporary)
+    if len(missing) >= _MANY and (processes := usable_cores()) > 1:
+        with closing(_by_processes(listing.address, missing, processes)) as copies:
+            for copy, fetched in copies:
+                yield placed(copy) if fetched else one(copy)
+    else:
+        yield from mapped(one, missing, threads=THREADS, depth=2 * THREADS, name="nimble-fetch")
     _check_same(listing, objects)
     with reported(folder):
         remove_tree(temporary)
         sync_all([*(root / name for name in listing.objects), root, root.parent])
         complete.touch()
+
+
+def _missing(listing: Listing, root: Path, temporary: Path) -> list[_Copy]:
+    """What is not there yet, with a folder for each."""
+    copies, folders = [], set[Path]()
+    for number, (name, stat) in enumerate(listing.objects.items()):
+        path = root / name
+        with reported(path):
+            if path.parent not in folders:
+                folders.add(path.parent)
+                path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.is_file() or path.stat().st_size != stat.size:
+                copies.append(_Copy(name=name, size=stat.size, path=path, unfinished=temporary / str(number)))
+    return copies
+
+
+def _by_processes(address: str, copies: list[_Copy], processes: int) -> Generator[tuple[_Copy, bool]]:
+    """Copies that processes tried to make, and whether they could: a request takes a core longer than a network."""
+    pool = ProcessPoolExecutor(
+        min(processes, len(copies) // _PIECE),
+        mp_context=get_context("spawn"),
+        initializer=die_with,
+        initargs=(os.getpid(),),
+    )
+    pieces = [copies[i : i + _PIECE] for i in range(0, len(copies), _PIECE)]
+    try:
+        wanted = ([(copy.name, str(copy.unfinished)) for copy in piece] for piece in pieces)
+        for piece, worked in zip(pieces, pool.map(partial(fetch_each, address), wanted), strict=True):
+            yield from zip(piece, worked, strict=True)
+    except BrokenProcessPool as e:
+        raise DataError(f"{address}: a process that fetched objects was killed") from e
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _objects(address: str, through: Through) -> Objects:

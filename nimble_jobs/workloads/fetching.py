@@ -55,10 +55,10 @@ def _fetch(context: JobContext, listing: Listing, folder: Path) -> None:
     with closing(fetch(listing, folder, context.patience.through, boot=boot_id())) as sizes:
         for size in sizes:
             _go_on(context)
-            nbytes, objects = nbytes + size, objects + (size > 0)
+            nbytes, objects = nbytes + size, objects + 1
     took_s = time.perf_counter() - start
     said = f"{listing.address}: {count(len(listing.objects), 'object')}, {format_bytes(listing.nbytes)}"
-    if nbytes:
+    if objects:
         said += f"; fetched {format_bytes(nbytes)} in {format_duration(took_s)}"
     else:
         said += "; an earlier attempt or another device of this job has fetched them"

@@ -217,17 +217,36 @@ def test_what_an_earlier_attempt_fetched(address: str, tmp_path: Path) -> None:
     there = [path.name for path in root.glob("*.npy")]
     assert there
     sizes = list(fetch(listing, folder, boot="1"))
-    assert sizes.count(0) == len(there)
+    assert len(sizes) == len(listing.objects) - len(there)
     assert not (folder / "other").exists()
     assert list(fetch(listing, folder, boot="2")) == []  # it is complete, and was written to the disk
     (folder / f"{root.parent.name}.complete").unlink()
-    assert 0 not in list(fetch(listing, folder, boot="3"))
+    assert len(list(fetch(listing, folder, boot="3"))) == len(listing.objects)
     upload(address, {"a.npy": npy(7)})
     newer = list_objects(address, "npy")
     assert newer.digest != listing.digest
-    assert 0 not in list(fetch(newer, folder, boot="3"))
+    assert len(list(fetch(newer, folder, boot="3"))) == len(newer.objects)
     assert not root.exists()
     assert (newer.root(folder) / "a.npy").read_bytes() == npy(7)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_processes_fetch_many(answers: bool, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each object arrives; what a process cannot fetch, this one tries again, and says why that failed."""
+    monkeypatch.setattr(object_inputs, "_MANY", 4)
+    monkeypatch.setattr(object_inputs, "_PIECE", 3)
+    monkeypatch.setattr(object_inputs, "usable_cores", lambda: 2)
+    files = {f"f{i % 3}/{i}.jpg": jpeg(i) for i in range(10)}
+    upload(address, files)
+    listing = list_objects(address, "images")
+    if not answers:
+        Objects(address, whole_bucket=True).remove(["f1/7.jpg"])
+        with pytest.raises(DataError, match=r"f1/7.jpg: vanished while the input was fetched"):
+            list(fetch(listing, tmp_path / "copies", boot="1"))
+        return
+    assert sum(fetch(listing, tmp_path / "copies", boot="1")) == listing.nbytes
+    root = listing.root(tmp_path / "copies")
+    assert {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*.jpg")} == files
 
 
 def test_too_little_room(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
