@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from nimble_jobs.data.publish import MANIFEST
 from nimble_jobs.data.shard_files import Note
@@ -23,7 +24,7 @@ def run_of(name: str) -> tuple[str, int] | None:
 
 def unpublished(objects: Objects, names: Mapping[str, Stat], job_id: str, *, attempt: int | None = None) -> list[str]:
     """What a job's attempts, or those up to `attempt`, wrote and did not publish. Raises DataError, ObjectTrouble."""
-    held = named_by(objects, job_id)
+    held = named_in(manifest_of(objects))
     runs = ((name, run_of(name)) for name in names if name not in held)
     return [name for name, run in runs if run and run[0] == job_id and (attempt is None or run[1] <= attempt)]
 
@@ -35,18 +36,33 @@ def discard_objects(address: str, job_id: str) -> None:
     if not gone:
         return
     objects.remove(gone)
-    late = named_by(objects, job_id)
+    manifest = manifest_of(objects)
+    late = named_in(manifest) if manifest.get("job_id") == job_id else set()
     if late.intersection(gone):  # an attempt that had been stopped published after the job's end
         objects.remove([MANIFEST, *late])
 
 
-def named_by(objects: Objects, job_id: str) -> set[str]:
-    """The files that the manifest names, if this job wrote it."""
+def manifest_of(objects: Objects) -> dict[str, Any]:
+    """The manifest; empty if there is none, or none that can be read. Raises DataError, ObjectTrouble."""
     try:
         contents = json.loads(objects.read(MANIFEST))
-        return {str(file["name"]) for file in contents["files"]} if contents["job_id"] == job_id else set()
-    except (NotFound, ValueError, KeyError, TypeError, RecursionError):
+    except (NotFound, ValueError, RecursionError):
+        return {}
+    return contents if isinstance(contents, dict) else {}
+
+
+def named_in(manifest: Mapping[str, Any]) -> set[str]:
+    """The files that a manifest names."""
+    try:
+        return {str(file["name"]) for file in manifest["files"]}
+    except (KeyError, TypeError):
         return set()
+
+
+def holder_of(address: str) -> str | None:
+    """The job whose output an address holds. Raises DataError, ObjectTrouble."""
+    job = manifest_of(Objects(address)).get("job_id")
+    return job if isinstance(job, str) else None
 
 
 def left_at(address: str) -> dict[str, int]:

@@ -20,13 +20,14 @@ from typing import Any
 from nimble_jobs.data import publish as publication
 from nimble_jobs.data import writers
 from nimble_jobs.data.member_staging import Finish, finish_member, value_of
+from nimble_jobs.data.object_manifest import Manifests
 from nimble_jobs.data.object_runs import NOTE, notes, run_of, unpublished
 from nimble_jobs.data.publish import MANIFEST, FileEntry, Found, Ledger
 from nimble_jobs.data.records import BadRecord
 from nimble_jobs.data.shard_files import encoded
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.data.unpublished import ERRORS, Unpublished
-from nimble_jobs.errors import FencedOut, NotFound, OutputExists
+from nimble_jobs.errors import DataError, FencedOut, NotFound, OutputExists
 from nimble_jobs.job import Publication
 from nimble_jobs.objects import Objects, Stat, Through, Unmet, once
 from nimble_jobs.spec.model import OutputSpec
@@ -102,8 +103,9 @@ class ObjectStaging(Unpublished):
         self._files = ObjectShards(
             self._objects, job_id, attempt, format_=output.format, basis=basis, decoded_by=decoded_by
         )
+        self._manifests = Manifests(self._objects, ledger)
+        self._replaced = set[str]()  # files of outputs that this one replaces
         existing, _ = self._find()
-        self.finished = self._adoptable(existing)
         if self.finished is None:
             names = self._objects.list()
             self._check_free(existing, names)
@@ -135,11 +137,12 @@ class ObjectStaging(Unpublished):
         After a crash or an answer that did not come it may be called again, also by another attempt. Raises
         OutputExists as `if_exists` says, FencedOut, DataError if a shard is missing, ObjectTrouble.
         """
-        self.finished = self.finished or self._adoptable(self._find()[0])
+        if self.finished is None:
+            self._find()
         if self.finished is None:
             self.check_complete(shards)
             self.finished = self._published(summary)
-        self._clear()
+        self._tidy()
         return self.finished
 
     def note(self, value: Any) -> None:
@@ -210,13 +213,13 @@ class ObjectStaging(Unpublished):
             ),
             self._attempt,
         )
-        replaced = None
         for _ in range(_TRIES):
             existing, version = self._find()
-            adopted = self._adoptable(existing)
-            if adopted is not None:  # another attempt of this job was first, or an answer did not arrive
-                return adopted
+            if self.finished is not None:  # another attempt of this job was first, or an answer did not arrive
+                return self.finished
             self._check_free(existing, self._objects.list())
+            if existing is not None:
+                self._replaced.update(str(file["name"]) for file in existing.manifest["files"])
             try:
                 if existing is None:
                     self._objects.create(MANIFEST, raw)
@@ -224,34 +227,23 @@ class ObjectStaging(Unpublished):
                     self._objects.replace(MANIFEST, raw, version)
             except Unmet:  # by another one, or by a request of ours whose answer did not come
                 continue
-            replaced = existing
             break
         else:
             raise OutputExists(f"{self._objects.address}: others keep publishing to it; choose another output.path")
-        self._check_there(manifest)
-        if replaced is not None:
-            self._objects.remove(str(file["name"]) for file in replaced.manifest["files"])
+        if (gone := self._manifests.withdrawn(manifest)) is not None:
+            raise FencedOut(f"{self._objects.address}/{gone} was removed while this attempt published")
         return publication.outputs(self._objects.address, manifest)
 
-    def _check_there(self, manifest: dict[str, Any]) -> None:
-        """A manifest never names what is not there. Files go if the job was cancelled while this process was stopped.
-
-        Raises FencedOut, and takes the manifest back.
-        """
-        there = self._objects.list()
-        for file in manifest["files"]:
-            stat = there.get(file["name"])
-            if stat is None or stat.size != file["bytes"]:
-                self._take_back(manifest["token"])
-                raise FencedOut(f"{self._objects.address}/{file['name']} was removed while this attempt published")
-
-    def _take_back(self, token: str) -> None:
-        existing, _ = self._find()
-        if existing is not None and existing.manifest.get("token") == token:
-            self._objects.remove([MANIFEST])
-
     def _find(self) -> tuple[Found | None, str]:
-        return find_manifest(self._objects, self._ledger)
+        """The manifest at the address, with its version. If it is this job's output, the job is `finished`."""
+        existing, version = self._manifests.find()
+        adopted = self._adoptable(existing)
+        if existing is None or adopted is None:
+            return existing, version
+        if self._manifests.withdrawn(existing.manifest) is not None:
+            return self._find()
+        self.finished = adopted
+        return existing, version
 
     def _adoptable(self, existing: Found | None) -> dict[str, Any] | None:
         """Outputs of an existing manifest that this job wrote, or, under `if_exists: resume`, of the same basis."""
@@ -276,6 +268,18 @@ class ObjectStaging(Unpublished):
             raise OutputExists(f"{address} holds the output of another job; choose another output.path")
         if refusal := publication.why_kept(existing, others):
             raise OutputExists(f"{address}: {refusal}")
+
+    def _tidy(self) -> None:
+        """Remove the output that this one replaced, and what this attempt and earlier ones wrote and did not publish.
+
+        The output is there, so a store that refuses fails nothing; `left_behind` says so.
+        """
+        assert self.finished is not None
+        try:
+            self._clear()
+            self._objects.remove(self._replaced.difference(self.finished["files"]))
+        except DataError as e:
+            self.left_behind = str(e)
 
     def _clear(self) -> None:
         names = self._objects.list()
@@ -325,26 +329,3 @@ class MemberObjects:
     ) -> Shard:
         """Write one shard, and tell `finish`. Raises ModelError, DataError, ObjectTrouble."""
         return finish_member(lambda: self._files.write(index, columns, bad, shortened=shortened), self._finish, carries)
-
-
-def find_manifest(objects: Objects, ledger: Ledger) -> tuple[Found | None, str]:
-    """The manifest at an address with its version; None, and "", if there is none that is one of ours."""
-    try:
-        version = objects.stat(MANIFEST).version
-        raw = objects.read(MANIFEST)
-        contents = json.loads(raw)
-    except (NotFound, ValueError, RecursionError):
-        return None, ""
-    if not isinstance(contents, dict) or contents.get("made_by") != publication.MADE_BY:
-        return None, ""
-    token = contents.get("token")
-    known = ledger.find(token) if isinstance(token, str) else None
-    doubt = None
-    if known is None or known.path != objects.address:
-        doubt = (
-            f"its {MANIFEST} names job {contents.get('job_id')}, but the state folder {ledger.home} has no record that "
-            "this job published it"
-        )
-    elif known.manifest_sha256 != hashlib.sha256(raw).hexdigest():
-        doubt = f"its {MANIFEST} was changed after job {known.job_id} published it"
-    return Found(manifest=contents, doubt=doubt), version

@@ -52,6 +52,7 @@ class Unpublished:
         self.begun_again: str | None = None
         self.decoded_before: str | None = None
         self.finished: dict[str, Any] | None = None
+        self.left_behind: str | None = None  # why files that nobody needs could not be removed
 
     @property
     def troubles(self) -> int:

@@ -1,4 +1,4 @@
-"""Removes what jobs that did not succeed left in object stores."""
+"""Removes what jobs left in object stores: those that did not succeed, or whose output was replaced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nimble_jobs.addresses import is_address
-from nimble_jobs.data.object_runs import discard_objects, left_at
+from nimble_jobs.data.object_runs import discard_objects, holder_of, left_at
 from nimble_jobs.errors import NimbleError
 from nimble_jobs.job import JobState
 from nimble_jobs.retention.folders import GRACE_S
@@ -26,16 +26,17 @@ class Left:
 
 
 def left_objects(store: Store, now: float, *, remove: bool) -> Iterator[Left]:
-    """Each job that has ended for good without an output, and left objects; they are removed, or only counted."""
+    """Each job that has ended, has no output or no longer, and left objects; they are removed, or only counted."""
     for address in filter(is_address, store.expiry.outputs()):
         try:
-            sizes = left_at(address)
+            sizes, holder = left_at(address), holder_of(address)
         except NimbleError as e:
             yield Left(trouble=str(e))
             continue
         for job in store.jobs.of(ids=set(sizes)):
-            ended = job.state.final and job.state is not JobState.SUCCEEDED
-            if not ended or now - (job.finished_at or 0.0) < GRACE_S:
+            # An output without a manifest may have been taken apart by its owner.
+            needed = job.state is JobState.SUCCEEDED and holder in (None, job.id)
+            if needed or not job.state.final or now - (job.finished_at or 0.0) < GRACE_S:
                 continue
             try:
                 if remove:

@@ -271,6 +271,8 @@ def _published(
     shards = len(shards_for(reader, context.spec.output.shard_size))
     outputs = context.patience.through(lambda: staging.publish(how_made, shards=shards))
     tell_troubles(context, staging.troubles)
+    if staging.left_behind is not None:
+        context.event("left-behind", f"files that nobody needs could not be removed: {staging.left_behind}", {})
     return outputs, left
 
 

@@ -15,7 +15,7 @@ from nimble_jobs import patience
 from nimble_jobs.data import BadRecord
 from nimble_jobs.data.object_runs import discard_objects
 from nimble_jobs.data.object_staging import ObjectStaging
-from nimble_jobs.errors import FencedOut, OutputExists
+from nimble_jobs.errors import DataError, FencedOut, ObjectTrouble, OutputExists
 from nimble_jobs.objects import Objects, Through, once
 from nimble_jobs.retention.objects import left_objects
 from nimble_jobs.spec.model import OutputSpec
@@ -225,6 +225,63 @@ def test_cancelled_while_stopped(outputs: Outputs, monkeypatch: pytest.MonkeyPat
     assert outputs.objects.list() == {}
 
 
+def lost_answer(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The next request of this kind is carried out, but its answer does not come."""
+    request = getattr(Objects, name)
+
+    def carried_out(self: Objects, *given: Any) -> None:
+        monkeypatch.setattr(Objects, name, request)
+        request(self, *given)
+        raise ObjectTrouble("no answer")
+
+    monkeypatch.setattr(Objects, name, carried_out)
+
+
+def test_what_was_replaced_goes_also_without_an_answer(
+    outputs: Outputs, quick: patience.Patience, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repetition finds its own manifest, and still knows which files that one replaced."""
+    old = set(outputs.whole(job="old")["files"])
+    staging = outputs.stage(job="new", if_exists="replace", basis="other")
+    write(staging)
+    lost_answer(monkeypatch, "replace")
+    facts = quick.through(lambda: staging.publish({}, shards=SHARDS))
+    assert set(outputs.objects.list()) == set(facts["files"])
+    assert old.isdisjoint(set(facts["files"]) - {"manifest.json"})
+    assert outputs.values() == VALUES
+
+
+@pytest.mark.parametrize("when", ["at the start", "at the end"])
+def test_a_manifest_whose_files_are_gone_is_not_adopted(outputs: Outputs, when: str) -> None:
+    """By whichever attempt or job: it is taken back, and the output is made anew."""
+    late = outputs.stage(job="other", if_exists="resume") if when == "at the end" else None
+    outputs.whole()
+    outputs.objects.remove([name for name in outputs.objects.list() if name.endswith("part-00001.v.npy")])
+    staging = late or outputs.stage(job="other", if_exists="resume")
+    assert staging.finished is None
+    write(staging)
+    facts = staging.publish({}, shards=SHARDS)
+    assert all(name in outputs.objects.list() for name in facts["files"])
+    assert outputs.values() == VALUES
+
+
+def test_a_store_that_forbids_removal(outputs: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The output is there, so the job has succeeded; what stays is said."""
+    outputs.whole(job="old")
+    staging = outputs.stage(job="new", if_exists="replace", basis="other")
+    write(staging)
+
+    def forbidden(self: Objects, names: Any) -> None:
+        if list(names):
+            raise DataError(f"{self.address}: permission denied (AccessDenied)")
+
+    monkeypatch.setattr(Objects, "remove", forbidden)
+    facts = staging.publish({}, shards=SHARDS)
+    assert staging.left_behind == f"{outputs.address}: permission denied (AccessDenied)"
+    assert set(facts["files"]) < set(outputs.objects.list())
+    assert outputs.values() == VALUES
+
+
 def test_published_while_cleared(outputs: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other way round: the manifest comes between the look and the removal, and goes with the files."""
     staging = outputs.stage()
@@ -315,3 +372,26 @@ def test_pruned(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert len(list(left_objects(store, now, remove=True))) == 1
         assert list(left_objects(store, now, remove=True)) == []
     assert list(objects.list()) == [f"{waiting}-1-0123abcd/part-00000.v.npy"]
+
+
+def test_pruned_after_it_was_replaced(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a replaced output left goes, if whoever replaced it died too early; the output that is there stays."""
+    cli = Cli(tmp_path / "home", capsys)
+    np.save(tmp_path / "x.npy", RECORDS)
+    (tmp_path / "model.py").write_text(MODEL)
+    (tmp_path / "job.yaml").write_text(SPEC.replace("ADDRESS", f"{address}, if_exists: replace"))
+    objects, kept = Objects(address), dict[str, bytes]()
+    for _ in range(2):
+        ran = cli("run", tmp_path / "job.yaml", "--allow-python", tmp_path)
+        assert ran.code == 0, ran.err
+        kept = {name: objects.read(name) for name in objects.list()} | kept  # as the first output was
+        for name, data in kept.items():
+            if name not in objects.list():
+                objects.write(name, data)
+    there = set(objects.list())
+    held = {str(file["name"]) for file in json.loads(objects.read("manifest.json"))["files"]}
+    assert there - held - {"manifest.json"}
+    with cli.store() as store:
+        (left,) = left_objects(store, time.time() + 3600, remove=True)
+        assert left.trouble is None
+    assert set(objects.list()) == {"manifest.json", *held}
