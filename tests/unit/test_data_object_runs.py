@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nimble_jobs.data.object_runs import named_by, notes
+from nimble_jobs.data.object_runs import manifest_of, named_in, notes
 from nimble_jobs.errors import NotFound
 
 
@@ -26,7 +26,7 @@ class Bucket:
 def test_what_is_not_ours(found: bytes | None) -> None:
     """A manifest names no files, and a note says nothing, however it is broken."""
     bucket: Any = Bucket(**({} if found is None else {"manifest.json": found, "j-1-00000000/.note": found}))
-    assert named_by(bucket, "j") == set()
+    assert named_in(manifest_of(bucket)) == set()
     assert list(notes(bucket, {"j-1-00000000/.note": 1})) == []
 
 
@@ -40,7 +40,6 @@ def test_what_is_ours() -> None:
             "j-3-00000000/.note": b"{}",
         }
     )
-    assert named_by(bucket, "j") == {"a"}
-    assert named_by(bucket, "other") == set()
+    assert named_in(manifest_of(bucket)) == {"a"}
     runs = {f"j-{number}-00000000/.note": number for number in (1, 2, 3)}
     assert [note.value for note in notes(bucket, runs)] == [2, 1]
