@@ -50,6 +50,11 @@ class Answers:
         """`normalized`: whether vectors are scaled to length 1, also after `dimensions` has shortened them."""
         self._requests, self._normalized = requests, normalized
 
+    @property
+    def total(self) -> int:
+        """How many requests there are."""
+        return len(self._requests)
+
     def number(self, record: int) -> int:
         """The number of the request with this record."""
         return self._requests.of_record(record)

@@ -45,9 +45,11 @@ class BadRecords:
         report: Callable[..., None],
         before: Sequence[BadRecord] = (),
         counted: Sequence[tuple[int, int]] = (),
+        request_of: Callable[[int], int] | None = None,
     ) -> None:
-        """`total`: records of the input. `place` says where a record is, as `Reader.place` does. `report` takes `bad`
-        and `bad_kinds`. `before`: the bad records that earlier attempts found.
+        """`total`: records of the input, or its requests: with `request_of`, which says to which request a record
+        belongs, a request with bad records counts once. `place` says where a record is, as `Reader.place` does.
+        `report` takes `bad` and `bad_kinds`. `before`: the bad records that earlier attempts found.
         They lie in the positions `counted`, of finished shards, ascending. If those are read again, because others of
         their window are not finished, their bad records are not counted again.
         """
@@ -57,6 +59,7 @@ class BadRecords:
         self._firsts: dict[str, tuple[str, str]] = {}  # reason and place of the first record of each kind
         self._lock = threading.Lock()
         self._counted = counted
+        self._request_of, self._requests = request_of, set[int]()  # those that were counted
         self.note(before)
 
     def note(self, bad: Sequence[BadRecord]) -> None:
@@ -65,14 +68,20 @@ class BadRecords:
             return
         with self._lock:
             for record in bad:
+                if self._request_of is not None:
+                    request = self._request_of(record.index)
+                    if request in self._requests:
+                        continue
+                    self._requests.add(request)
                 self._count(record)
             self._report(bad=self.count, bad_kinds=self.kinds())
 
-    def add(self, bad: Sequence[BadRecord], *, what: str = "records") -> None:
+    def add(self, bad: Sequence[BadRecord]) -> None:
         """Count these. Raises DataError if there are more by now than the job tolerates."""
         fresh = [record for record in bad if not self._is_counted(record.index)]
         self.note(fresh)
         if fresh:
+            what = "records" if self._request_of is None else "requests"
             enforce_threshold(self._run, self.count, self._total, fresh, what=what)
 
     def _is_counted(self, index: int) -> bool:

@@ -250,10 +250,19 @@ def _record_feed(
 def _bad_records(attempt: Attempt, staging: AnyStaging | None, counted: Sequence[tuple[int, int]] = ()) -> BadRecords:
     """The count of bad records, which begins with those of which `staging` knows: they lie in `counted`."""
     before, context, reader = staging.bad if staging is not None else [], attempt.context, attempt.reader
+    total, request_of = reader.total, None
     if attempt.answers is not None:
         before = [attempt.answers.first_record(refused) for refused in before]
-    place, report = reader.place, context.report
-    return BadRecords(context.spec.run, reader.total, place=place, report=report, before=before, counted=counted)
+        total, request_of = attempt.answers.total, attempt.answers.number
+    return BadRecords(
+        context.spec.run,
+        total,
+        place=reader.place,
+        report=context.report,
+        before=before,
+        counted=counted,
+        request_of=request_of,
+    )
 
 
 def _published(

@@ -245,7 +245,7 @@ class Scoring:
     def _write(self, shard: Shard) -> None:
         if self._ends.answers is not None:
             shard, late = answered(shard, self._ends.answers, *self.shards[shard.index])
-            self._feed.bad.add(late, what="requests")
+            self._feed.bad.add(late)
         last = shard.index == len(self.shards) - 1
         write = partial(
             self._staging.write_shard,

@@ -64,6 +64,25 @@ TEXT: dict[str, Callable[[], nn.Module]] = {
         )
     ),
     "roberta": lambda: text("Roberta", pad_token_id=1),
+    "xlm-roberta": lambda: text("XLMRoberta", pad_token_id=1),
+    "mpnet": lambda: text("MPNet", pad_token_id=1),
+    "electra": lambda: text("Electra", embedding_size=8),
+    "albert": lambda: text("Albert", embedding_size=8),
+    "deberta": lambda: text("Deberta", relative_attention=True, pos_att_type=["c2p", "p2c"]),
+    "deberta-v2": lambda: text("DebertaV2", relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4),
+    "modernbert": lambda: text(
+        "ModernBert",
+        local_attention=4,
+        global_attn_every_n_layers=2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        cls_token_id=1,
+        sep_token_id=2,
+    ),
+    "siglip-text": lambda: transformers.SiglipTextModel(
+        transformers.SiglipTextConfig(**SMALL, bos_token_id=1, eos_token_id=2, pad_token_id=1)
+    ),
     "t5": t5,
     "llama": lambda: text("Llama", use_cache=False, num_key_value_heads=1),
     "gpt2": lambda: transformers.GPT2Model(
@@ -89,6 +108,13 @@ def clip() -> nn.Module:
         projection_dim=16,
     )
     return transformers.CLIPModel(config)
+
+
+def siglip() -> nn.Module:
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    text_config = {**small, "vocab_size": WORDS, "max_position_embeddings": 32, "pad_token_id": 1}
+    vision_config = {**small, "image_size": 16, "patch_size": 8}
+    return transformers.SiglipModel(transformers.SiglipConfig(text_config=text_config, vision_config=vision_config))
 
 
 def vit() -> nn.Module:
@@ -155,10 +181,11 @@ def test_text_without_a_mask(name: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["all", "right", "left"])
-def test_clip_with_masks(first: str) -> None:
-    """Text with a mask, and images; the end of a text is found by its token."""
+@pytest.mark.parametrize("made", [clip, siglip])
+def test_text_and_images_with_masks(made: Callable[[], nn.Module], first: str) -> None:
+    """Text with a mask, and images; CLIP finds the end of a text by its token."""
     torch.manual_seed(0)
-    module = clip()
+    module = made()
 
     def given(mask: torch.Tensor) -> dict[str, torch.Tensor]:
         text = ids()
@@ -167,9 +194,9 @@ def test_clip_with_masks(first: str) -> None:
 
     nimble = recorded(module, given(masks()[first]))
     for mask in masks().values():
-        made = given(mask)
+        batch = given(mask)
         with torch.no_grad():
-            compare(nimble(**made), module(**made))
+            compare(nimble(**batch), module(**batch))
 
 
 def test_vit() -> None:

@@ -65,6 +65,21 @@ def test_kinds_are_bounded() -> None:
     assert max(len(kind.reason) for kind in kinds) <= 500
 
 
+def test_a_request_counts_once() -> None:
+    """However many of its texts are bad, and whichever attempt found that."""
+    told, run = Told(), RunSpec(error_threshold=0.5)
+    first = record(0, "is empty")
+    bad = BadRecords(
+        run, 4, place=lambda index: f"line {index}", report=told, before=(first,), request_of=lambda index: index // 3
+    )
+    bad.add([record(1, "is null"), record(2, "is empty")])
+    assert bad.count == 1
+    bad.add([record(3, "is null"), record(4, "is null"), record(5, "is empty")])
+    assert told.values["bad"] == 2
+    with pytest.raises(DataError, match=r"^3 of 4 requests are bad, .*; the last one is id-8: is null"):
+        bad.add([record(8, "is null")])
+
+
 def test_the_threshold_counts_earlier_attempts() -> None:
     """What is one too many has been reported when the error is raised."""
     told = Told()

@@ -141,7 +141,7 @@ def test_dimensions_shorten_vectors(cli: Cli, model: Path, tmp_path: Path) -> No
     )
     answer = cli("run", str(tmp_path / "job.yaml"), "run.error_threshold=0")
     assert answer.code == 100
-    assert "1 of 6 requests are bad" in answer.err
+    assert "1 of 3 requests are bad" in answer.err
 
 
 LINES: dict[str, tuple[Any, str, str | None, str]] = {

@@ -11,6 +11,7 @@ import torch
 from nimble_jobs.buckets import shares
 from nimble_jobs.data import Reader
 from nimble_jobs.engine.device import separate_memory
+from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import usable_cores
 from nimble_jobs.planner import Request, key_parts, schedule_key
 from nimble_jobs.store import Store
@@ -76,7 +77,7 @@ def plan_of(
     """
     pads = separate_memory(device)
     if noted is not None:
-        lengths, found = tuple(noted["buckets"]), tuple(noted["shares"])
+        lengths, found = _noted(noted, setup)
     else:
         seen = survey(reader, setup)
         lengths = lengths_of(
@@ -94,6 +95,25 @@ def plan_of(
     mean = sum(share * bucket.length for share, bucket in zip(found, buckets, strict=True))
     window = records_of(fields, pads=pads, mean=mean)  # as in every attempt
     return TextPlan(setup=setup, buckets=buckets, requests=requests, shares=found, window=window)
+
+
+def _noted(value: Any, setup: TextSetup) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The buckets that an earlier attempt noted, with their shares of the records. Raises DataError if none can be."""
+    fields = value if isinstance(value, dict) else {}
+    lengths, found = fields.get("buckets"), fields.get("shares")
+    if (
+        isinstance(lengths, list)
+        and isinstance(found, list)
+        and len(lengths) == len(found) > 0
+        and all(type(length) is int and 0 < length <= setup.limit for length in lengths)
+        and lengths == sorted(set(lengths))
+        and all(isinstance(share, int | float) and 0 <= share <= 1 for share in found)
+    ):
+        return tuple(lengths), tuple(found)
+    raise DataError(
+        "what an earlier attempt at this job noted beside its output about buckets of texts is damaged; expected it "
+        "as it was written; submit the job anew"
+    )
 
 
 def _shares(seen: Survey, lengths: Sequence[int]) -> list[float]:
