@@ -66,16 +66,18 @@ def outputs(folder: Path, field: str = "embedding") -> dict[str, np.ndarray]:
     return found
 
 
-def one_by_one(model: Path, texts: Sequence[str], longest: int) -> np.ndarray:
-    """Mean-pooled vectors in fp32, each text in a batch of its own without padding."""
+def one_by_one(
+    model: Path, texts: Sequence[str], longest: int, *, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> np.ndarray:
+    """Vectors of a model in eager and `dtype`, mean-pooled in fp32, each text in a batch of its own without padding."""
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
-    net = transformers.AutoModel.from_pretrained(model).eval()
+    net = transformers.AutoModel.from_pretrained(model).eval().to(device, dtype)
     found = []
     with torch.no_grad():
         for text in texts:
-            given = tokenizer(text, return_tensors="pt", truncation=True, max_length=longest)
-            found.append(net(**given).last_hidden_state[0].mean(dim=0).numpy())
+            given = tokenizer(text, return_tensors="pt", truncation=True, max_length=longest).to(device)
+            found.append(net(**given).last_hidden_state[0].float().mean(dim=0).cpu().numpy())
     return np.stack(found)
 
 
