@@ -11,6 +11,7 @@ import torch
 
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
+from nimble_jobs.engine.inductor import keeping_compilers
 from nimble_jobs.errors import UsageError
 from nimble_jobs.models import permission
 from nimble_jobs.planner import Request
@@ -114,9 +115,10 @@ def build(
     wanted = asked_each(spec, store=store, allowed_python=allowed_python, memory_bytes=memory_bytes)
     requests = [replace(wanted.requests[0], batch_size=size) for size in batch_sizes]
     requests = requests or [wanted.requests[number] for number in wanted.in_turn]
-    for number, request in enumerate(requests):
-        before = f"bucket {number + 1} of {len(requests)}: " if wanted.texts is not None else ""
-        yield build_ahead(request, device=wanted.device, store=store, told=_prefixed(told, before))
+    with keeping_compilers():
+        for number, request in enumerate(requests):
+            before = f"bucket {number + 1} of {len(requests)}: " if wanted.texts is not None else ""
+            yield build_ahead(request, device=wanted.device, store=store, told=_prefixed(told, before))
 
 
 def _prefixed(told: Told, before: str) -> Told:

@@ -8,6 +8,7 @@ from typing import Any
 
 from nimble_jobs.data import AnyStaging, open_reader
 from nimble_jobs.engine import device as devices
+from nimble_jobs.engine.inductor import keeping_compilers
 from nimble_jobs.models import permission
 from nimble_jobs.planner import Loaded, Siblings, leave, prepare
 from nimble_jobs.planner.module.limits import Limits, find_limits
@@ -197,20 +198,21 @@ def _lanes(attempt: Attempt, plan: text.TextPlan | None) -> list[Lane]:
     requests = plan.requests if plan is not None else (attempt.request(),)
     siblings = Siblings() if plan is not None else None
     lanes: dict[int, Lane] = {}
-    for number in plan.in_turn if plan is not None else [0]:
-        prepared = prepare(
-            requests[number],
-            device=attempt.device,
-            store=context.store,
-            residents=context.residents,
-            report=context.report,
-            waiting=waiting(context),
-            builders=context.builders,
-            siblings=siblings,
-        )
-        if siblings is not None and prepared.loaded.siblings is not None:  # those of an earlier job, if any are left
-            siblings = prepared.loaded.siblings
-        lanes[number] = Lane(prepared=prepared, share=plan.shares[number] if plan is not None else 1.0)
+    with keeping_compilers():
+        for number in plan.in_turn if plan is not None else [0]:
+            prepared = prepare(
+                requests[number],
+                device=attempt.device,
+                store=context.store,
+                residents=context.residents,
+                report=context.report,
+                waiting=waiting(context),
+                builders=context.builders,
+                siblings=siblings,
+            )
+            if siblings is not None and prepared.loaded.siblings is not None:  # of an earlier job, if any are left
+                siblings = prepared.loaded.siblings
+            lanes[number] = Lane(prepared=prepared, share=plan.shares[number] if plan is not None else 1.0)
     return [lanes[number] for number in range(len(requests))]
 
 

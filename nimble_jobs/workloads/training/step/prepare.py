@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from nimble_jobs.engine import device as devices
+from nimble_jobs.engine.inductor import keeping_compilers
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.roles import Role
@@ -68,8 +69,9 @@ def prepare_steps(
     kinds = [*began_with, *[None] * len(setup.each)]
     made: list[PreparedStep] = []
     try:
-        for each, kind in zip(setup.each, kinds, strict=False):
-            made.append(prepare_step(each, means, began_with=kind))
+        with keeping_compilers():
+            for each, kind in zip(setup.each, kinds, strict=False):
+                made.append(prepare_step(each, means, began_with=kind))
     except BaseException:
         for prepared in made:
             prepared.step.close()
