@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -270,10 +271,12 @@ def test_a_rank_that_leaves_is_noticed(tmp_path: Path) -> None:
     """The next sum says so, instead of waiting."""
     with rehearsing():
         steps = [in_eager(request(net().train(), 4, Ranks(count=COUNT))) for _ in range(COUNT)]
+    joined = threading.Barrier(COUNT)
 
     def work(peers: Threads) -> None:
         step = steps[peers.rank]
         step.join(peers)
+        joined.wait()  # one that leaves earlier ends the others' attempt to join
         if peers.rank == 1:
             peers.close()
             return
