@@ -42,6 +42,7 @@ class Origin:
 
     folder: str  # the copy's
     address: str
+    source: str  # what the spec says
     digest: str  # of what was listed there
 
     def shown(self, text: str) -> str:
@@ -91,8 +92,9 @@ class Listing:
             return str(Path(root, self.rest))
         return f"{glob.escape(root)}/{self.rest}"
 
-    def origin(self, folder: Path) -> Origin:
-        return Origin(folder=str(self.root(folder)), address=self.address, digest=self.digest)
+    def origin(self, folder: Path, source: str) -> Origin:
+        """`source` is what was listed."""
+        return Origin(folder=str(self.root(folder)), address=self.address, source=source, digest=self.digest)
 
 
 def list_objects(source: str, format_: InputFormat, through: Through = once) -> Listing:

@@ -69,7 +69,7 @@ class Reader:
             else:
                 self._labels = label_values.normalise(source.labels, source.total, names=label_names, where=at)
         self._source = source
-        self._origin = origin
+        self.origin = origin  # if it was fetched from an object store
         self._allow_nan = allow_nan
         self.total: int = source.total
         self.signature: Signature = source.signature
@@ -99,7 +99,7 @@ class Reader:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint(self._source.stamps) if self._origin is None else self._origin.digest
+        return fingerprint(self._source.stamps) if self.origin is None else self.origin.digest
 
     def id(self, index: int) -> str:
         """The stable id of the record at a position: its path, the id column's value, or the position itself."""
@@ -108,7 +108,7 @@ class Reader:
     def place(self, index: int) -> str:
         """The place of a record for messages: FILE:LINE, FILE: record N, or an image's file."""
         place = self._source.place(int(index))
-        return place if self._origin is None else self._origin.shown(place)
+        return place if self.origin is None else self.origin.shown(place)
 
     def listed_file(self, index: int) -> str:
         """The file that holds a record, as it was listed. Only for inputs that were opened by a list of files."""

@@ -30,7 +30,7 @@ def basis_parts(
 
     `decode` is what decodes pictures; None means the CPU.
     """
-    resolved = specs.dump(spec)
+    resolved = as_asked(spec, reader, held_out)
     resolved["input"].pop("only_new", None)  # it chooses files, which are in the input's fingerprint
     resolved["input"].pop("decode", None)  # the decoder that it chose is added below
     parts: dict[str, Any] = {
@@ -56,6 +56,16 @@ def basis_parts(
         if held_out is not None:
             parts["validation"] = held_out.fingerprint
     return parts
+
+
+def as_asked(spec: JobSpec, reader: Reader, held_out: Reader | None = None) -> dict[str, Any]:
+    """The spec as JSON-able values. Inputs that were fetched have their addresses, wherever their copies lie."""
+    resolved = specs.dump(spec)
+    if reader.origin is not None:
+        resolved["input"]["source"] = reader.origin.source
+    if held_out is not None and held_out.origin is not None:
+        resolved["train"]["validation"]["source"] = held_out.origin.source
+    return resolved
 
 
 def digest(parts: dict[str, Any]) -> str:

@@ -46,7 +46,7 @@ def _copied(context: JobContext, address: str, which: str, origins: dict[str, Or
     with exclusive(folder.with_suffix(".lock"), poll_s=_POLL_S, waiting=lambda _: _go_on(context)):
         _fetch(context, listing, folder)
     source = listing.source(folder)
-    origins[source] = listing.origin(folder)
+    origins[source] = listing.origin(folder, address)
     return source
 
 

@@ -22,6 +22,7 @@ from nimble_jobs.retention.copies import left_copies
 from nimble_jobs.store import fetched
 from tests import cutting, s3
 from tests.cli import Cli
+from tests.trainings import lay_out
 
 MODEL = """
 import torch
@@ -152,6 +153,53 @@ def test_the_same_scores(kind: str, below: str, address: str, desk: Desk) -> Non
     event = desk.event("fetched")
     assert event.message.startswith(f"{where}/p: 2 objects" if kind == "parquet" else where)
     assert event.data["bytes"] > 0
+
+
+def test_another_job_resumes(address: str, desk: Desk) -> None:
+    """The output is that of the same objects, whichever job fetched them to wherever; with other objects it is not."""
+    upload(address, NPY)
+
+    def run() -> Any:
+        spec = desk.folder / "job.yaml"
+        text = SPEC.format(source=address, input="format: npy", out=desk.folder / "out")
+        spec.write_text(text.replace("if_exists: replace", "if_exists: resume"))
+        return desk.cli("run", spec, "--allow-python", desk.folder)
+
+    assert run().code == 0
+    written = {path: path.stat().st_mtime_ns for path in (desk.folder / "out").iterdir()}
+    assert run().code == 0
+    assert {path: path.stat().st_mtime_ns for path in (desk.folder / "out").iterdir()} == written
+    assert desk.event("published").message == f"{desk.folder / 'out'} already holds this job's output"
+    upload(address, {"a.npy": npy(1000)})
+    again = run()
+    assert again.code != 0
+    assert "holds the output of another job" in again.err
+
+
+TRAINING = """
+version: 1
+name: {name}
+kind: finetune
+model: {{source: "python:model.py:net"}}
+input: {{source: "{at}/train.npz", format: npz, fields: {{x: images, label: labels}}, batch_size: 8}}
+output: {{path: {name}}}
+schedule: {{on_miss: eager}}
+train: {{epochs: 2, optimizer: {{name: sgd, lr: 0.02}}, validation: {{source: "{at}/train.npz"}}}}
+"""
+
+
+def test_a_training(address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its records and its held-out ones are fetched, and the weights are those from local files."""
+    lay_out(tmp_path)
+    upload(f"{address}/data", {"train.npz": (tmp_path / "train.npz").read_bytes()})
+    cli = Cli(tmp_path / "home", capsys)
+    for name, at in (("local", str(tmp_path)), ("fetched", f"{address}/data")):
+        (tmp_path / f"{name}.yaml").write_text(TRAINING.format(name=name, at=at))
+        ran = cli("run", tmp_path / f"{name}.yaml", "--allow-python", tmp_path)
+        assert ran.code == 0, ran.err
+    local, from_there = (tmp_path / name / "model.safetensors" for name in ("local", "fetched"))
+    assert local.read_bytes() == from_there.read_bytes()
+    assert list(fetched.held(tmp_path / "home")) == []
 
 
 @pytest.mark.parametrize(

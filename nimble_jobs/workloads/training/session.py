@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from nimble_jobs import spec as specs
 from nimble_jobs.data import Reader, Staging, open_reader
 from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads import decode as decodes
-from nimble_jobs.workloads.basis import basis_parts, digest
+from nimble_jobs.workloads.basis import as_asked, basis_parts, digest
 from nimble_jobs.workloads.context import JobContext
 from nimble_jobs.workloads.training.batches.intake import Data
 from nimble_jobs.workloads.training.keep.checkpoint import Checkpoints
@@ -58,7 +57,7 @@ class Session(Reading):
         return {
             "basis": self.search.basis,
             "parts": self.search.parts,
-            "spec": specs.dump(self.spec),
+            "spec": as_asked(self.spec, self.data.reader, self.data.held_out),
             "job": {"id": job.id, "attempt": job.attempt},
             "environment": environment,
         }
