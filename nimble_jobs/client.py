@@ -150,12 +150,9 @@ def recover(store: Store) -> None:
 
 def _tidy(store: Store, job_id: str) -> None:
     from nimble_jobs.data import hidden  # imported here, because it loads numpy, which few commands need
-    from nimble_jobs.store import fetched
 
     job = store.jobs.get(job_id)
-    if job.state.final:
-        fetched.forget(store.home, job_id)
-    event = hidden.tidy(job)
+    event = hidden.tidy(job, store.home)
     if event is not None:
         store.jobs.event_soon(*event, job.id, job.attempt, {}, now=time.time())
 

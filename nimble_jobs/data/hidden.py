@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nimble_jobs.addresses import is_address
-from nimble_jobs.data import publish
+from nimble_jobs.data import fetched, publish
 from nimble_jobs.data.files import remove_tree, reported
 from nimble_jobs.data.object_runs import discard_objects
 from nimble_jobs.errors import DataError, ObjectTrouble
@@ -52,12 +52,15 @@ def discard_staging(path: Path, job_id: str) -> None:
                 root.rmdir()
 
 
-def tidy(job: Job) -> tuple[str, str] | None:
-    """Remove what an ended job left beside its output. Does nothing for a job that may run again.
+def tidy(job: Job, home: Path) -> tuple[str, str] | None:
+    """Remove what an ended job left beside its output, and its copies of inputs in the state folder `home`. Does
+    nothing for a job that may run again.
 
     Returns an event (kind and message) about checkpoints that stay, or files that could not be removed.
     """
     try:
+        if job.state.final:
+            fetched.forget(home, job.id)
         kept = _tidy(job)
     except (DataError, ObjectTrouble) as e:
         return "left-behind", f"its files beside the output could not be removed: {e}"

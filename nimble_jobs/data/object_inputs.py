@@ -150,7 +150,8 @@ def fetch(listing: Listing, folder: Path, through: Through = once, *, boot: str)
         temporary = root.parent / "unfinished"
         for needed in (root, temporary):
             needed.mkdir(parents=True, exist_ok=True)
-        _check_room(listing, root)
+    missing = _missing(listing, root, temporary)
+    _check_room(listing, missing, folder)
 
     def one(copy: _Copy) -> int:
         with reported(copy.path):
@@ -167,7 +168,6 @@ def fetch(listing: Listing, folder: Path, through: Through = once, *, boot: str)
             copy.unfinished.replace(copy.path)
         return copy.size
 
-    missing = _missing(listing, root, temporary)
     if len(missing) >= _MANY and (processes := usable_cores()) > 1:
         with closing(_by_processes(listing.address, missing, processes)) as copies:
             for copy, fetched in copies:
@@ -234,13 +234,12 @@ def _hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
 
 
-def _check_room(listing: Listing, root: Path) -> None:
-    there = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-    missing, free = listing.nbytes - there, shutil.disk_usage(root).free
-    if missing + _ROOM > free:
+def _check_room(listing: Listing, missing: list[_Copy], folder: Path) -> None:
+    needed, free = sum(copy.size for copy in missing), shutil.disk_usage(folder).free
+    if needed + _ROOM > free:
         raise DataError(
-            f"{listing.address}: {format_bytes(missing)} in {count(len(listing.objects), 'object')} do not fit into "
-            f"{root.parents[1]}, whose disk has {format_bytes(free)} left; choose another state folder with --home"
+            f"{listing.address}: {format_bytes(needed)} in {count(len(missing), 'object')} do not fit into "
+            f"{folder}, whose disk has {format_bytes(free)} left; choose another state folder with --home"
         )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from nimble_jobs.data import fetched
+from nimble_jobs.errors import DataError
 from nimble_jobs.retention.folders import GRACE_S, bytes_of
 from nimble_jobs.retention.objects import Left
-from nimble_jobs.store import fetched
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -24,7 +25,7 @@ def left_copies(store: Store, now: float, *, remove: bool) -> Iterator[Left]:
         try:
             if remove:
                 fetched.forget(store.home, job_id)
-        except OSError as e:
-            yield Left(trouble=f"{folder}: {e.strerror}")
+        except DataError as e:
+            yield Left(trouble=str(e))
         else:
             yield Left(bytes=size)

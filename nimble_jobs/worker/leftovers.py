@@ -8,7 +8,7 @@ import time
 from nimble_jobs.data import hidden
 from nimble_jobs.errors import NotFound
 from nimble_jobs.job import Job
-from nimble_jobs.store import Store, fetched
+from nimble_jobs.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -22,9 +22,7 @@ def tidy(store: Store, job_id: str, ended: Job | None = None) -> None:
         job = ended or store.jobs.get(job_id)
     except NotFound:  # the database was replaced by one without this job
         return
-    if job.state.final:
-        fetched.forget(store.home, job.id)
-    event = hidden.tidy(job)
+    event = hidden.tidy(job, store.home)
     if event is not None:
         log.info("%s: %s: %s", job.id, *event)
         store.jobs.event_soon(*event, job.id, job.attempt, {}, now=time.time())

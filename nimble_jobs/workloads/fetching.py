@@ -9,10 +9,10 @@ from pathlib import Path
 
 from nimble_jobs import moves
 from nimble_jobs.addresses import is_address
+from nimble_jobs.data.fetched import folder_of
 from nimble_jobs.data.object_inputs import Listing, Origin, fetch, list_objects
 from nimble_jobs.plural import count
 from nimble_jobs.spec.units import format_bytes, format_duration
-from nimble_jobs.store.fetched import folder_of
 from nimble_jobs.store.leases import boot_id
 from nimble_jobs.store.locks import exclusive
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped

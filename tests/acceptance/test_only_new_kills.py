@@ -65,7 +65,7 @@ def outcome(base: Path) -> tuple[int, str]:
         assert inbox.seen() == {id_.split(":")[0]: job_id for job_id, ids in published.items() for id_ in ids}
         if killed_as == "succeeded":  # it died before it could tidy up; prune and doctor find what it left
             assert set(hidden.left([job])) == set(base.glob(".out-1.*"))
-            hidden.tidy(job)
+            hidden.tidy(job, store.home)
         assert not list(base.glob(".out-*")), "a hidden folder was left behind"
         assert store.check() == []
         return job.attempt, killed_as

@@ -14,12 +14,11 @@ import pytest
 from PIL import Image
 
 from nimble_jobs import patience
-from nimble_jobs.data import object_inputs
+from nimble_jobs.data import fetched, object_inputs
 from nimble_jobs.data.object_inputs import fetch, list_objects
 from nimble_jobs.errors import DataError
 from nimble_jobs.objects import Objects
 from nimble_jobs.retention.copies import left_copies
-from nimble_jobs.store import fetched
 from tests import cutting, s3
 from tests.cli import Cli
 from tests.trainings import lay_out

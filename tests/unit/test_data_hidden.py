@@ -53,7 +53,7 @@ def test_checkpoints_stay_and_are_named(tmp_path: Path, state: JobState) -> None
     root = tmp_path / ".out.training" / "0123"
     fill(root, "step-00000002/checkpoint.json", ".tmp-abc-step-00000004-1/model.safetensors")
     fill(tmp_path, ".out.abc/attempt-1/part", ".out.abc.writable")
-    told = hidden.tidy(job_of(tmp_path / "out", state))
+    told = hidden.tidy(job_of(tmp_path / "out", state), tmp_path / "home")
     assert told == (
         "checkpoints-kept",
         f"{root} is kept: the same training, submitted again, resumes from it; remove the folder to start over",
@@ -67,17 +67,17 @@ def test_a_training_without_a_checkpoint_leaves_nothing(tmp_path: Path, state: J
     """Neither half of one, nor damaged ones, nor those that no other job may go on from (`resume: never`)."""
     fill(tmp_path / ".out.training", "0123/.tmp-abc-step-00000004-1/model.safetensors", "0123/damaged-00000002/x")
     fill(tmp_path / ".out.training", "0123-abc/step-00000002/checkpoint.json")
-    assert hidden.tidy(job_of(tmp_path / "out", state)) is None
+    assert hidden.tidy(job_of(tmp_path / "out", state), tmp_path / "home") is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_other_jobs_keep_what_is_theirs(tmp_path: Path) -> None:
     """A job of the same training may be at work, and one that may run again is not over."""
     fill(tmp_path, ".out.training/0123/.tmp-other-step-00000004-1/model.safetensors", ".out.other/attempt-1/part")
-    assert hidden.tidy(job_of(tmp_path / "out", JobState.FAILED)) is None
+    assert hidden.tidy(job_of(tmp_path / "out", JobState.FAILED), tmp_path / "home") is None
     fill(tmp_path, ".out.abc/attempt-1/part")
     for state in (JobState.QUEUED, JobState.RUNNING):
-        assert hidden.tidy(job_of(tmp_path / "out", state)) is None
+        assert hidden.tidy(job_of(tmp_path / "out", state), tmp_path / "home") is None
     assert sorted(p.name for p in tmp_path.iterdir()) == [".out.abc", ".out.other", ".out.training"]
 
 
@@ -89,7 +89,7 @@ def test_what_cannot_be_removed_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
     fill(tmp_path, ".out.abc/attempt-1/part")
     monkeypatch.setattr(hidden.publish, "remove", refuse)
-    told = hidden.tidy(job_of(tmp_path / "out", JobState.FAILED, kind="score"))
+    told = hidden.tidy(job_of(tmp_path / "out", JobState.FAILED, kind="score"), tmp_path / "home")
     assert told is not None
     assert told[0] == "left-behind"
     assert told[1].endswith(".out.abc: cannot be written: Read-only file system")

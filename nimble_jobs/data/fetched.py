@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+from nimble_jobs.data.files import remove_tree, reported
 
 _INPUTS = "inputs"
 
@@ -22,7 +23,7 @@ def held(home: Path) -> Iterator[Path]:
 
 
 def forget(home: Path, job_id: str) -> None:
-    """Remove a job's copies, if there are any. Raises OSError."""
+    """Remove a job's copies, if there are any. Raises DataError."""
     folder = folder_of(home, job_id)
-    if folder.exists():
-        shutil.rmtree(folder)
+    with reported(folder):
+        remove_tree(folder)
