@@ -33,7 +33,7 @@ def compiled(
     *,
     pointers: Mapping[str, str],
     sizes: tuple[str, ...] = (),
-    constants: Mapping[str, int],
+    constants: Mapping[str, int | float],
 ) -> StaticKernel:
     """Compile a kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine import (
+    attention,
+    attention_pass,
     depthwise_activated,
     depthwise_pass,
+    patches_pass,
     product_gelu,
     product_gelu_pass,
     squeeze_excite,
@@ -151,7 +154,7 @@ def record_source(
                 rewrite=_rewrite(device, like) if source.kernels == "epilogues" else None,
             )
             recording = record_compiled(call, example, state, device)
-            for ours in (squeeze_excite, depthwise_activated, product_gelu):
+            for ours in (squeeze_excite, depthwise_activated, product_gelu, attention):
                 recording = ours.with_own_kernels(recording, device)
             recording = with_own_depthwise(recording, device, like=like)
     if any(t.random for t in recording.program.tasks):
@@ -167,6 +170,8 @@ def _rewrite(device: torch.device, like: Program | None) -> Callable[[torch.fx.G
         squeeze_excite_pass.rewrite(graph, device, squeeze_excite.wanted_as_in(like) if like else None)
         depthwise_pass.rewrite(graph, device, depthwise_activated.wanted_as_in(like) if like else None)
         product_gelu_pass.rewrite(graph, device, product_gelu.wanted_as_in(like) if like else None)
+        attention_pass.rewrite(graph, device, attention.wanted_as_in(like) if like else None)
+        patches_pass.rewrite(graph, device, patches_pass.wanted_as_in(like) if like else None)
 
     return rewrite
 

@@ -1,0 +1,248 @@
+"""Scaled dot-product attention in one kernel of our own, for the shapes where it beats the library's.
+
+An operator computes it in torch. A pass over a compiler's graph (`attention_pass`) puts it there where our kernel is
+faster. In the recording our kernel takes its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional
+
+from nimble_jobs.engine import static_triton
+from nimble_jobs.engine.device import able
+from nimble_jobs.engine.private.operators import OpOverload
+from nimble_jobs.engine.recorder import Recording
+from nimble_jobs.engine.static_kernel import StaticKernel
+from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, aligned, capability_of, is_dense
+from nimble_jobs.schedule import Program, Task, View
+
+PREFIX = "triton.attention"
+MOST_KEYS = 2048  # beyond that the library's kernels, which keep more under way, are faster
+TILES = {  # by name: blocks of rows and keys, warps, stages
+    "32x128": (32, 128, 4, 2),
+    "32x256": (32, 256, 4, 1),
+    "64x64": (64, 64, 4, 2),
+    "64x128": (64, 128, 4, 2),
+    "128x64": (128, 64, 8, 3),
+}
+_NAMESPACE = "nimble_jobs"
+
+_LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
+_LIBRARY.define(
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal, float scale, str tile) -> Tensor",
+    tags=(torch.Tag.needs_fixed_stride_order,),  # rows of queries, keys and values may lie in one product's rows
+)
+
+
+def _computed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float, tile: str
+) -> torch.Tensor:
+    if mask is not None:
+        mask = mask.expand(-1, -1, q.shape[2], k.shape[2])
+    found = functional.scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale=scale)
+    return found.transpose(1, 2).contiguous()
+
+
+def _shape_of(q: torch.Tensor, *_: Any) -> torch.Tensor:
+    batch, heads, rows, dim = q.shape
+    return q.new_empty((batch, rows, heads, dim))
+
+
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("attention", _computed, _key)
+_LIBRARY.impl("attention", _shape_of, "Meta")
+
+OPERATOR: OpOverload = getattr(torch.ops, _NAMESPACE).attention.default
+
+Mask = Literal["none", "true", "added"]  # what a mask says: nothing, where to look, or numbers to add to the scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What decides its time, but for how the tensors lie in memory."""
+
+    dtype: str  # torch's name without the prefix
+    batch: int
+    heads: int
+    rows: int  # queries of a head
+    keys: int
+    dim: int  # of a head
+    mask: Mask = "none"
+    causal: bool = False
+
+    @property
+    def words(self) -> str:
+        """As `explain` calls it."""
+        sizes = f"{self.batch}x{self.heads}x{self.rows}x{self.dim}, {self.keys} keys"
+        masked = {"none": "", "true": ", masked", "added": ", mask added"}[self.mask]
+        return f"attention, {self.dtype}, {sizes}{masked}{', causal' if self.causal else ''}"
+
+    @property
+    def tiles(self) -> tuple[str, ...]:
+        """The tiles that are worth trying; none if our kernel cannot compute this shape."""
+        if self.dtype not in ("float16", "bfloat16") or not 16 <= self.dim <= 128 or self.dim % 8:
+            return ()
+        most = max(self.batch * self.heads * size * self.dim for size in (self.rows, self.keys))
+        if min(self.batch, self.heads, self.rows, self.keys) < 1 or self.keys > MOST_KEYS or most >= MOST:
+            return ()
+        if self.batch * self.heads >= 2**16:
+            return ()
+        most_rows, most_keys = max(64, _power_of_two(self.rows)), max(128, _power_of_two(self.keys))
+        fit = {name: tile[0] <= most_rows and tile[1] <= most_keys for name, tile in TILES.items()}
+        return tuple(name for name, fits in fit.items() if fits)
+
+    def name(self, tile: str) -> str:
+        """The kernel's name, but for how the tensors lie."""
+        extra = {"none": "", "true": ".masked", "added": ".added"}[self.mask] + (".causal" if self.causal else "")
+        sizes = f"{self.batch}x{self.heads}x{self.rows}x{self.keys}x{self.dim}"
+        return f"{PREFIX}.{self.dtype}.{sizes}{extra}.{tile}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lie:
+    """How the tensors lie in memory, in elements: batch, head, row. A stride of 0 repeats."""
+
+    q: tuple[int, int, int]
+    k: tuple[int, int, int]
+    v: tuple[int, int, int]
+    mask: tuple[int, int, int, int] = (0, 0, 0, 0)  # and key
+
+    @property
+    def digest(self) -> str:
+        """Short, for names of kernels."""
+        return hashlib.sha256(repr((self.q, self.k, self.v, self.mask)).encode()).hexdigest()[:8]
+
+
+Wanted = Callable[[Shape, torch.device], str | None]  # with which tile our kernel is to compute a shape; None: not
+
+
+def wanted_as_in(program: Program) -> Wanted:
+    """As in an earlier recording of the same module."""
+    names = {task.op.rpartition(".")[0] for task in program.tasks if task.op.startswith(PREFIX)}
+    return lambda shape, _: next((tile for tile in shape.tiles if shape.name(tile) in names), None)
+
+
+def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
+    """The recording with our kernel for each task of the operator.
+
+    Over memory that our kernel cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
+    """
+    if not able(device).kernels:
+        return recording
+    kernels = dict(recording.kernels)
+    tasks = []
+    for task in recording.program.tasks:
+        seen = shape_of(task)
+        if seen is not None:
+            kernel = compiled(*seen, float(str(task.args[5])), str(task.args[6]), capability_of(device))
+            kernels[kernel.name] = kernel
+            out: Any = task.outputs
+            q, k, v, mask = task.args[:4]
+            args = (q, k, v, q if mask is None else mask, out)  # without a mask the kernel does not read that argument
+            task = replace(task, op=kernel.name, args=args, outputs=None, writes=(out,), mutates=(out,))
+        tasks.append(task)
+    return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
+
+
+def shape_of(task: Task) -> tuple[Shape, Lie] | None:
+    """What a task of the operator computes, and over which memory, if our kernel can; None for any other task."""
+    if task.op != str(OPERATOR):
+        return None
+    q, k, v, mask, causal = task.args[:5]
+    out = task.outputs
+    if not all(isinstance(each, View) for each in (q, k, v, out)):
+        return None
+    assert isinstance(q, View)
+    assert isinstance(k, View)
+    assert isinstance(v, View)
+    assert isinstance(out, View)
+    if len({each.dtype for each in (q, k, v, out)}) != 1 or not is_dense(out):
+        return None
+    if any(each.stride[3] != 1 or not aligned(each) for each in (q, k, v)):
+        return None
+    kind: Mask = "none"
+    if isinstance(mask, View):
+        kind = "true" if mask.dtype == "bool" else "added"
+        if (kind == "added" and mask.dtype != q.dtype) or not aligned(mask) or len(mask.shape) != 4:
+            return None
+    batch, heads, rows, dim = q.shape
+    shape = Shape(
+        dtype=q.dtype, batch=batch, heads=heads, rows=rows, keys=k.shape[2], dim=dim, mask=kind, causal=causal is True
+    )
+    if task.args[6] not in shape.tiles or v.shape != k.shape:
+        return None
+    return shape, Lie(
+        q=outer(q.stride),
+        k=outer(k.stride),
+        v=outer(v.stride),
+        mask=_repeating(mask) if isinstance(mask, View) else (0, 0, 0, 0),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def compiled(shape: Shape, lie: Lie, scale: float, tile: str, capability: int) -> StaticKernel:
+    """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
+
+    Raises EngineError if Triton cannot compile it.
+    """
+    from nimble_jobs.engine import attention_triton
+
+    rows, keys, warps, stages = TILES[tile]
+    grid = (-(-shape.rows // rows), shape.batch * shape.heads, 1)
+    kind = TYPES[shape.dtype]
+    mask = {"none": kind, "true": "i8", "added": kind}[shape.mask]
+    ahead = stages if keys < shape.keys else 1
+    return static_triton.compiled(
+        attention_triton.attention,
+        Launch(name=f"{shape.name(tile)}.{lie.digest}{_scaled(scale)}", grid=grid, warps=warps, stages=ahead),
+        capability,
+        pointers={"q": kind, "k": kind, "v": kind, "mask": mask, "out": kind},
+        constants=constants(shape, lie, scale) | {"ROW_BLOCK": rows, "KEY_BLOCK": keys},
+    )
+
+
+def constants(shape: Shape, lie: Lie, scale: float) -> dict[str, int | float]:
+    """Of the kernel, but for its tile."""
+    strides = {"Q": lie.q, "K": lie.k, "V": lie.v}
+    found: dict[str, int | float] = {
+        "SCALE": scale,
+        "HEADS": shape.heads,
+        "ROWS": shape.rows,
+        "KEYS": shape.keys,
+        "DIM": shape.dim,
+        "DIM_BLOCK": _power_of_two(shape.dim),
+    }
+    for name, values in strides.items():
+        found |= dict(zip((f"{name}_BATCH", f"{name}_HEAD", f"{name}_ROW"), values, strict=True))
+    found["MASK"] = {"none": 0, "true": 1, "added": 2}[shape.mask]
+    found |= dict(zip(("M_BATCH", "M_HEAD", "M_ROW", "M_KEY"), lie.mask, strict=True))
+    return found | {"CAUSAL": int(shape.causal)}
+
+
+def _power_of_two(number: int) -> int:
+    """The smallest one that is not below `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+def _scaled(scale: float) -> str:
+    """The scale as a part of a name without dots."""
+    return f"-{scale!r}".replace(".", "_")
+
+
+def outer(strides: tuple[int, ...]) -> tuple[int, int, int]:
+    """Those of batch, head and row."""
+    batch, head, row = strides[:3]
+    return batch, head, row
+
+
+def _repeating(view: View) -> tuple[int, int, int, int]:
+    """Strides; 0 where the view has one element for all."""
+    batch, head, row, key = (s if size > 1 else 0 for s, size in zip(view.stride, view.shape, strict=True))
+    return batch, head, row, key

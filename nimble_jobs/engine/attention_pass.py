@@ -1,0 +1,252 @@
+"""A pass over the graph that a compiler is given: puts the operator of `attention` in place of scaled dot-product
+attention, where our kernel is faster.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import operator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.nn import functional
+
+from nimble_jobs.engine import choices, measure
+from nimble_jobs.engine.attention import OPERATOR, Lie, Mask, Shape, Wanted, compiled, outer
+from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.private.modes import modes_off
+from nimble_jobs.engine.static_triton import capability_of
+from nimble_jobs.engine.verify import relative_norm
+from nimble_jobs.errors import EngineError
+from nimble_jobs.task_times import TaskTimes
+
+_GAIN = 0.95  # ours must take less than this share
+_EXACT = {"float16": 2e-3, "bfloat16": 2e-2}  # largest relative norm against the operator
+_CALL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_CONSTANT = {  # what masks are made of: the same whenever it is computed
+    torch.arange,
+    torch.ones,
+    operator.add,
+    operator.and_,
+    operator.eq,
+    operator.ge,
+    operator.getitem,
+    operator.gt,
+    operator.le,
+    operator.lt,
+    operator.or_,
+    operator.sub,
+    "expand",
+    "to",
+    "unsqueeze",
+    "view",
+}
+_LARGEST_CONSTANT = 1 << 24  # elements
+
+
+def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) -> int:
+    """Put our operator into a graph of torch's functions, whose nodes carry fake tensors in `meta["example_value"]`.
+
+    `wanted` says with which tile ours is to compute a shape; by default, the fastest. A mask that hides nothing,
+    whatever the inputs are, is left out, also where the library computes. Returns how many operators there are.
+    """
+    wanted = wanted or fastest
+    count = 0
+    hides: dict[Node, bool] = {}
+    for node in list(graph.nodes):
+        if node.target is not functional.scaled_dot_product_attention:
+            continue
+        call = dict(zip(_CALL, node.args, strict=False)) | dict(node.kwargs)
+        mask = call.get("attn_mask")
+        if isinstance(mask, Node) and mask not in hides:
+            hides[mask] = not _shows_all(mask)
+        if isinstance(mask, Node) and not hides[mask]:
+            call["attn_mask"] = mask = None
+            node.args = node.args[:3]
+            node.kwargs = {name: value for name, value in call.items() if name not in _CALL[:3]}
+        shape = _shape(call, device)
+        tile = wanted(shape, device) if shape is not None else None
+        if shape is None or tile is None:
+            continue
+        scale = float(call.get("scale") or shape.dim**-0.5)
+        with graph.inserting_before(node):
+            seen = None if mask is None else _once(graph, mask)
+            args = (call["query"], call["key"], call["value"], seen, shape.causal, scale, tile)
+            made = graph.call_function(OPERATOR, args)
+            turned = graph.call_method("transpose", (made, 1, 2))
+        turned.meta = dict(node.meta)
+        node.replace_all_uses_with(turned)
+        graph.erase_node(node)
+        count += 1
+    for mask, hiding in hides.items():
+        if not hiding:
+            _erase_unused(graph, mask)
+    return count
+
+
+def fastest(shape: Shape, device: torch.device) -> str | None:
+    """The tile with which our kernel is fastest; None if the library is, now or as measured earlier."""
+    parts = {name: str(value) for name, value in asdict(shape).items()}
+    parts |= {"task": "attention", "code": _code_digest()} | choices.parts_here(device)
+    with modes_off():
+        way = choices.current().choose(parts, ("library", *shape.tiles), lambda: _times(shape, device))
+    return None if way == "library" else way
+
+
+@functools.cache
+def _code_digest() -> str:
+    """Of the source of our kernel and of its tiles."""
+    here = Path(__file__)
+    sources = [here.with_name(f"{name}.py").read_bytes() for name in ("attention", "attention_triton")]
+    return hashlib.sha256(b"".join(sources)).hexdigest()
+
+
+def _times(shape: Shape, device: torch.device) -> TaskTimes:
+    """Measured over queries, keys and values that lie as one product leaves them, or two if there are more keys."""
+    generator = torch.Generator(device).manual_seed(0)  # leaves the process's random state alone
+
+    def random(*sizes: int) -> torch.Tensor:
+        return torch.randn(sizes, generator=generator, device=device, dtype=dtype(shape.dtype))
+
+    batch, heads, dim = shape.batch, shape.heads, shape.dim
+    if shape.rows == shape.keys:
+        q, k, v = random(batch, shape.rows, 3, heads, dim).transpose(1, 3).unbind(2)
+    else:
+        q = random(batch, shape.rows, heads, dim).transpose(1, 2)
+        k, v = random(batch, shape.keys, 2, heads, dim).transpose(1, 3).unbind(2)
+    mask = None
+    if shape.mask != "none":  # of some texts, each with its own length
+        lengths = torch.linspace(shape.keys / 2, shape.keys, batch, device=device).ceil()
+        mask = torch.arange(shape.keys, device=device) < lengths[:, None, None, None]
+        if shape.mask == "added":
+            mask = torch.where(mask, 0.0, torch.finfo(q.dtype).min).to(q.dtype)
+    scale = dim**-0.5
+    whole = mask.expand(batch, 1, shape.rows, shape.keys).contiguous() if mask is not None else None
+
+    def library() -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, whole, 0.0, shape.causal, scale=scale)
+
+    calls: dict[str, Any] = {"library": library}
+    theirs = OPERATOR(q, k, v, mask, shape.causal, scale, "")
+    lie = Lie(
+        q=outer(q.stride()),
+        k=outer(k.stride()),
+        v=outer(v.stride()),
+        mask=(0, 0, 0, 0) if mask is None else (shape.keys, 0, 0, 1),
+    )
+    for tile in shape.tiles:
+        try:
+            kernel = compiled(shape, lie, scale, tile, capability_of(device))
+        except EngineError:
+            continue
+        out = torch.full_like(theirs, float("nan"))
+        call = functools.partial(kernel, q, k, v, q if mask is None else mask, out)
+        call()
+        if relative_norm(out, theirs) <= _EXACT[shape.dtype]:
+            calls[tile] = call
+    times = dict(zip(calls, measure.kernel_times_us(list(calls.values()), device), strict=True))
+    best = min(times, key=lambda way: times[way])
+    chosen = best if times[best] <= _GAIN * times["library"] else "library"
+    return TaskTimes(task=shape.words, times_us=tuple(times.items()), chosen=chosen)
+
+
+def _shape(call: dict[str, Any], device: torch.device) -> Shape | None:
+    """Of a call of torch's function; None if ours cannot compute it."""
+    scale = call.get("scale")
+    if call.get("dropout_p", 0.0) != 0.0 or call.get("enable_gqa", False):
+        return None
+    if scale is not None and not (isinstance(scale, int | float) and scale > 0):
+        return None
+    q, k, v = (_value(call.get(name)) for name in _CALL[:3])
+    if q is None or k is None or v is None or q.device.type != device.type or q.dim() != 4:
+        return None
+    if len({q.dtype, k.dtype, v.dtype}) != 1 or k.shape != v.shape or k.shape[:2] != q.shape[:2]:
+        return None
+    if k.shape[3] != q.shape[3] or any(each.stride(3) != 1 for each in (q, k, v)):
+        return None
+    mask: Mask = "none"
+    if call.get("attn_mask") is not None:
+        given = _value(call["attn_mask"])
+        if given is None or given.dim() not in (2, 4) or given.dtype not in (torch.bool, q.dtype):
+            return None
+        mask = "true" if given.dtype == torch.bool else "added"
+    shape = Shape(
+        dtype=str(q.dtype).removeprefix("torch."),
+        batch=q.shape[0],
+        heads=q.shape[1],
+        rows=q.shape[2],
+        keys=k.shape[2],
+        dim=q.shape[3],
+        mask=mask,
+        causal=bool(call.get("is_causal", False)),
+    )
+    return shape if shape.tiles else None
+
+
+def _value(node: Any) -> torch.Tensor | None:
+    """The fake tensor of a node, if it is one of fixed sizes."""
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    fixed = isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
+    return value if fixed else None
+
+
+def _once(graph: Graph, mask: Node) -> Node:
+    """The mask with four dimensions, of which those that only repeat it have one element."""
+    value = mask.meta["example_value"]
+    if value.dim() == 2:
+        mask, value = graph.call_function(operator.getitem, (mask, (None, None))), value[None, None]
+    repeats = [size > 1 and stride == 0 for size, stride in zip(value.shape, value.stride(), strict=True)]
+    if any(repeats):
+        places = tuple(slice(0, 1) if repeat else slice(None) for repeat in repeats)
+        mask, value = graph.call_function(operator.getitem, (mask, places)), value[places]
+    mask.meta.setdefault("example_value", value)
+    return mask
+
+
+def _shows_all(mask: Node) -> bool:
+    """Whether a mask is true everywhere, whatever the inputs are."""
+    value = _value(mask)
+    if value is None or value.dtype != torch.bool or value.numel() > _LARGEST_CONSTANT:
+        return False
+    made: dict[Node, Any] = {}
+    with modes_off(), torch.no_grad():
+        found = _constant(mask, made)
+        return isinstance(found, torch.Tensor) and bool(found.all())
+
+
+def _erase_unused(graph: Graph, node: Node) -> None:
+    """Erase a constant that nothing reads any more, and what only it was computed from."""
+    if node.users or node.target not in _CONSTANT:
+        return
+    before = node.all_input_nodes
+    graph.erase_node(node)
+    for each in before:
+        _erase_unused(graph, each)
+
+
+def _constant(node: Node, made: dict[Node, Any]) -> Any:
+    """The value of a node that does not depend on inputs, on the CPU; None for any other."""
+    if node in made:
+        return made[node]
+    made[node] = None
+    if node.op not in ("call_function", "call_method") or node.target not in _CONSTANT:
+        return None
+    before = {each: _constant(each, made) for each in node.all_input_nodes}
+    if any(value is None for value in before.values()):
+        return None
+    args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: before[each])
+    kwargs = kwargs | ({"device": "cpu"} if "device" in kwargs else {})
+    try:
+        if node.op == "call_method":
+            found = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        else:
+            assert callable(node.target)
+            found = node.target(*args, **kwargs)
+    except (RuntimeError, TypeError, ValueError):  # not what it seemed to be: then it is none
+        return None
+    made[node] = found
+    return found

@@ -1,0 +1,262 @@
+"""Attention by our own kernel: where it is seen, and that operator and kernel compute what torch does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from nimble_jobs.engine import attention, attention_pass, measure
+from nimble_jobs.engine.attention import OPERATOR, TILES, Shape, wanted_as_in, with_own_kernels
+from nimble_jobs.engine.choices import Choices, using
+from nimble_jobs.engine.private.runtime import forget_compiled
+from nimble_jobs.engine.record import record, state_of
+from nimble_jobs.engine.static_kernel import pack
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+# torch's own compiler warns of torch.jit, which it imports
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+Forward = Callable[..., torch.Tensor]
+
+
+def heads_of(x: torch.Tensor) -> list[torch.Tensor]:
+    """Queries, keys and values of x [batch, rows, 3 * 2 * 16]."""
+    return list(x.unflatten(2, (3, 2, 16)).transpose(1, 3).unbind(2))
+
+
+class Attending(nn.Module):
+    """Attention as a test wants it."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.how = forward
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self.how(*inputs)
+
+
+def rewritten(forward: Forward, *inputs: torch.Tensor, tile: str | None = "64x64") -> tuple[list[Shape], list[Any]]:
+    """The shapes that were seen, and the targets of the graph's nodes afterwards. Both graphs compute the same."""
+    seen: list[Shape] = []
+    left: list[Any] = []
+
+    def wanted(shape: Shape, _: torch.device) -> str | None:
+        seen.append(shape)
+        return tile
+
+    def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
+        graph = graph_module.graph
+        before = sum(node.target is functional.scaled_dot_product_attention for node in graph.nodes)
+        done = attention_pass.rewrite(graph, CPU, wanted)
+        assert done == (before if tile is not None and len(seen) == before else 0)
+        graph.lint()
+        graph_module.recompile()
+        left.extend(node.target for node in graph.nodes)
+        return graph_module.forward
+
+    module = Attending(forward)
+    forget_compiled()
+    try:
+        with torch.no_grad():
+            out = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)(*inputs)
+            torch.testing.assert_close(out, module(*inputs))
+    finally:
+        forget_compiled()
+    return seen, left
+
+
+X = torch.randn(2, 24, 96, generator=torch.Generator().manual_seed(0)).half()
+SHAPE = Shape(dtype="float16", batch=2, heads=2, rows=24, keys=24, dim=16)
+
+
+def test_plain_attention_is_seen() -> None:
+    """With the default scale, and another one; what reads the result finds it as it was."""
+    seen, left = rewritten(
+        lambda x: functional.scaled_dot_product_attention(*heads_of(x)).transpose(1, 2).flatten(2), X
+    )
+    assert seen == [SHAPE]
+    assert OPERATOR in left
+    assert functional.scaled_dot_product_attention not in left
+    seen, _ = rewritten(lambda x: functional.scaled_dot_product_attention(*heads_of(x), scale=0.5, is_causal=True), X)
+    assert seen == [Shape(dtype="float16", batch=2, heads=2, rows=24, keys=24, dim=16, causal=True)]
+
+
+def test_masks_are_taken_along_as_small_as_they_are() -> None:
+    """True where to look, of two or four dimensions; or numbers to add."""
+    shown = torch.ones(2, 24, dtype=torch.bool)
+    shown[0, 9:] = shown[1, 20:] = False
+
+    def padded(x: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
+        mask = shown[:, None, None, :].expand(2, 1, 24, 24)
+        return functional.scaled_dot_product_attention(*heads_of(x), attn_mask=mask)
+
+    def added(x: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
+        mask = torch.zeros_like(shown, dtype=x.dtype).masked_fill(~shown, -1e4)[:, None, None, :].expand(2, 1, 24, 24)
+        return functional.scaled_dot_product_attention(*heads_of(x), mask)
+
+    def flat(x: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(*heads_of(x), attn_mask=shown[:1].expand(24, 24))
+
+    for forward, kind in ((padded, "true"), (added, "added"), (flat, "true")):
+        seen, left = rewritten(forward, X, shown)
+        assert [shape.mask for shape in seen] == [kind]
+        assert OPERATOR in left
+
+
+def everything(x: torch.Tensor) -> torch.Tensor:
+    """A mask that hides nothing, as transformers makes one while it is traced."""
+    rows = (torch.arange(24, device=x.device) + 0)[None, None, :, None]
+    mask = (rows >= 0).expand(2, -1, 24, 24)
+    return functional.scaled_dot_product_attention(*heads_of(x), attn_mask=mask, dropout_p=0.0, is_causal=False)
+
+
+@pytest.mark.parametrize("tile", ["64x64", None])
+def test_masks_that_hide_nothing_are_left_out(tile: str | None) -> None:
+    """Whoever computes, and with what they were computed from. Masks that depend on inputs, or hide something, stay."""
+    seen, left = rewritten(everything, X, tile=tile)
+    assert seen == [SHAPE]
+    assert torch.arange not in left
+
+    def some(x: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(24)
+        return functional.scaled_dot_product_attention(*heads_of(x), attn_mask=rows[None, :] <= rows[:, None])
+
+    def of_input(x: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(*heads_of(x), attn_mask=(x[:, :1, :24] < 1e4)[:, None])
+
+    for forward in (some, of_input):
+        assert [shape.mask for shape in rewritten(forward, X, tile=tile)[0]] == ["true"]
+
+
+def test_what_ours_cannot_compute_is_left_alone() -> None:
+    """Fewer heads of keys than of queries, single precision, gaps between numbers, and odd sizes."""
+
+    def grouped(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = heads_of(x)
+        return functional.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True)
+
+    def sparse(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = heads_of(x)
+        return functional.scaled_dot_product_attention(q[..., ::2], k[..., ::2], v[..., ::2])
+
+    def odd(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (each[..., :12] for each in heads_of(x))
+        return functional.scaled_dot_product_attention(q, k, v)
+
+    def single(x: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(*(each.float() for each in heads_of(x)))
+
+    for forward in (grouped, sparse, odd, single):
+        seen, left = rewritten(forward, X)
+        assert seen == []
+        assert functional.scaled_dot_product_attention in left
+
+
+class Operator(nn.Module):
+    """The operator, as the pass leaves it."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        q, k, v = heads_of(x)
+        return OPERATOR(q, k, v, mask, False, 0.25, "64x64")
+
+
+def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be stored, and writes what the operator wrote. Over rows with gaps the operator stays."""
+    monkeypatch.setattr(attention, "capability_of", lambda _: 90)
+    module = Operator()
+    with torch.no_grad():
+        recording = record(module, {"x": X}, state_of(module), CPU, module)
+        gaps = record(module, {"x": torch.randn(2, 24, 192).half()[..., ::2]}, state_of(module), CPU, module)
+        masked = record(module, {"x": X, "mask": torch.ones(2, 1, 1, 24) > 0}, state_of(module), CPU, module)
+    assert with_own_kernels(recording, CPU) is recording, "a CPU runs none"
+    assert with_own_kernels(gaps, GPU).program == gaps.program
+    ours = with_own_kernels(recording, GPU)
+    before = next(task for task in recording.program.tasks if task.op == str(OPERATOR))
+    after = ours.program.tasks[before.index]
+    assert list(ours.kernels) == [after.op]
+    assert after.args == (*before.args[:3], before.args[0], before.outputs)
+    assert (after.reads, after.writes, after.mutates) == (before.reads, before.writes, before.writes)
+    assert pack(ours.kernels) is not None
+    assert wanted_as_in(ours.program)(SHAPE, GPU) == "64x64"
+    assert wanted_as_in(recording.program)(SHAPE, GPU) is None
+    (kernel,) = with_own_kernels(masked, GPU).kernels
+    assert ".masked." in kernel
+
+
+@pytest.mark.parametrize(
+    ("times", "wrong", "tile"),
+    [([10.0, 9.4, 9.6], None, "32x128"), ([10.0, 9.6, 9.7], None, None), ([10.0, 6.0], 0, "64x64")],
+)
+def test_the_fastest_tile_must_be_faster_and_agree(
+    monkeypatch: pytest.MonkeyPatch, times: list[float], wrong: int | None, tile: str | None
+) -> None:
+    """The choice is one that later builds find."""
+    assert SHAPE.tiles == ("32x128", "64x64", "64x128")
+    monkeypatch.setattr(Shape, "tiles", ("32x128", "64x64"))
+    norms = iter(1.0 if i == wrong else 0.0 for i in range(len(TILES)))
+    monkeypatch.setattr(attention_pass, "compiled", lambda *_: lambda *_: None)
+    monkeypatch.setattr(attention_pass, "capability_of", lambda _: 90)
+    monkeypatch.setattr(attention_pass, "relative_norm", lambda *_: next(norms))
+
+    def timed(calls: list[Any], _: torch.device) -> list[float]:
+        for call in calls:
+            call()
+        assert len(calls) == len(times)
+        return times
+
+    monkeypatch.setattr(measure, "kernel_times_us", timed)
+    for mask in ("none", "true", "added"):
+        norms = iter(1.0 if i == wrong else 0.0 for i in range(len(TILES)))
+        shape = Shape(dtype="float16", batch=2, heads=2, rows=24, keys=24, dim=16, mask=mask)
+        with using(Choices()) as choices:
+            assert attention_pass.fastest(shape, CPU) == tile
+        (made,) = choices.made()
+        assert made.times.task.startswith("attention, float16, 2x2x24x16, 24 keys")
+
+
+_INTERPRETED = """
+import torch
+from nimble_jobs.engine import attention_triton
+from nimble_jobs.engine.attention import OPERATOR, Lie, Shape, constants, outer
+
+torch.manual_seed(0)
+for keys, kind, causal in [(37, "none", False), (20, "none", True), (37, "true", False), (20, "added", True)]:
+    q = torch.randn(2, 20, 3, 24).half().transpose(1, 2)
+    k, v = torch.randn(2, keys, 2, 3, 24).half().transpose(1, 3).unbind(2)
+    mask, strides = None, (0, 0, 0, 0)
+    if kind != "none":
+        mask, strides = torch.rand(2, 1, 20, keys) < 0.5, (20 * keys, 0, keys, 1)
+        mask[0, 0, 3] = False  # a row that may look at nothing
+        if kind == "added":
+            mask = torch.where(mask, 0.5, float("-inf")).half()
+    shape = Shape(dtype="float16", batch=2, heads=3, rows=20, keys=keys, dim=24, mask=kind, causal=causal)
+    lie = Lie(q=outer(q.stride()), k=outer(k.stride()), v=outer(v.stride()), mask=strides)
+    out = torch.full((2, 20, 3, 24), float("nan"), dtype=torch.float16)
+    sizes = constants(shape, lie, 0.2) | dict(ROW_BLOCK=16, KEY_BLOCK=16)
+    attention_triton.attention[(2, 6, 1)](q, k, v, q if mask is None else mask, out, **sizes)
+    scores = 0.2 * q.float() @ k.float().transpose(2, 3)
+    if causal:
+        scores = scores.masked_fill(torch.arange(keys)[None, :] > torch.arange(20)[:, None], float("-inf"))
+    if kind == "true":
+        scores = scores.masked_fill(~mask, float("-inf"))
+    if kind == "added":
+        scores = scores + mask.float()
+    expected = (scores.softmax(3).nan_to_num(0.0) @ v.float()).transpose(1, 2)
+    torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3)
+print("equal")
+"""
+
+
+def test_the_kernel_computes_what_torch_does() -> None:
+    """By Triton's interpreter, which has to be asked for before Triton is imported."""
+    command = [sys.executable, "-W", "ignore", "-c", _INTERPRETED]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "equal\n", done.stderr
