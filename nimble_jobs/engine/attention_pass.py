@@ -18,6 +18,7 @@ from torch.nn import functional
 from nimble_jobs.engine import choices, measure
 from nimble_jobs.engine.attention import OPERATOR, Lie, Mask, Shape, Wanted, compiled, outer
 from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.fx_nodes import fixed_example
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.static_triton import capability_of
 from nimble_jobs.engine.verify import relative_norm
@@ -161,7 +162,7 @@ def _shape(call: dict[str, Any], device: torch.device) -> Shape | None:
         return None
     if scale is not None and not (isinstance(scale, int | float) and scale > 0):
         return None
-    q, k, v = (_value(call.get(name)) for name in _CALL[:3])
+    q, k, v = (fixed_example(call.get(name)) for name in _CALL[:3])
     if q is None or k is None or v is None or q.device.type != device.type or q.dim() != 4:
         return None
     if len({q.dtype, k.dtype, v.dtype}) != 1 or k.shape != v.shape or k.shape[:2] != q.shape[:2]:
@@ -170,7 +171,7 @@ def _shape(call: dict[str, Any], device: torch.device) -> Shape | None:
         return None
     mask: Mask = "none"
     if call.get("attn_mask") is not None:
-        given = _value(call["attn_mask"])
+        given = fixed_example(call["attn_mask"])
         if given is None or given.dim() not in (2, 4) or given.dtype not in (torch.bool, q.dtype):
             return None
         mask = "true" if given.dtype == torch.bool else "added"
@@ -185,13 +186,6 @@ def _shape(call: dict[str, Any], device: torch.device) -> Shape | None:
         causal=bool(call.get("is_causal", False)),
     )
     return shape if shape.tiles else None
-
-
-def _value(node: Any) -> torch.Tensor | None:
-    """The fake tensor of a node, if it is one of fixed sizes."""
-    value = node.meta.get("example_value") if isinstance(node, Node) else None
-    fixed = isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
-    return value if fixed else None
 
 
 def _once(graph: Graph, mask: Node) -> Node:
@@ -209,7 +203,7 @@ def _once(graph: Graph, mask: Node) -> Node:
 
 def _shows_all(mask: Node) -> bool:
     """Whether a mask is true everywhere, whatever the inputs are."""
-    value = _value(mask)
+    value = fixed_example(mask)
     if value is None or value.dtype != torch.bool or value.numel() > _LARGEST_CONSTANT:
         return False
     made: dict[Node, Any] = {}

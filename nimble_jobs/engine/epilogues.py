@@ -2,26 +2,27 @@
 activation.
 
 It measures on this device: a plain convolution followed by a pointwise kernel; cuDNN's fused convolution (bias,
-addition, ReLU); and for 1x1 convolutions a matrix product with cuBLAS's epilogue for bias and ReLU.
+addition, ReLU); for 1x1 convolutions a matrix product with cuBLAS's epilogue for bias and ReLU; and if a few blocks
+would take long sums, our kernel that divides them (`split_k`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch.fx import Graph, Node
 
-from nimble_jobs.engine import choices, measure
+from nimble_jobs.engine import choices, measure, split_k, split_k_pass
 from nimble_jobs.engine.fused_convolutions import CONVOLUTION_ADD_RELU, CONVOLUTION_RELU, MEMORY_FORMAT
+from nimble_jobs.engine.fx_nodes import add_call
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.private.operators import OpOverload
-from nimble_jobs.engine.private.tensors import tree_leaves
 from nimble_jobs.task_times import TaskTimes
 
-Way = Literal["library", "fused", "product"]
+Way = str  # "library", "fused", "product", or one of `split_k`
 Follows = Literal["nothing", "bias", "relu", "add", "add-relu"]
 
 _aten = torch.ops.aten
@@ -59,7 +60,7 @@ class Group:
     def ways(self) -> tuple[Way, ...]:
         """The ways that there are to run it."""
         fused: tuple[Way, ...] = ("fused",) if self.follows in ("relu", "add-relu") else ()
-        return ("library", *fused, *(("product",) if self.is_product else ()))
+        return ("library", *fused, *(("product",) if self.is_product else ()), *self.split.ways)
 
     @property
     def is_product(self) -> bool:
@@ -68,6 +69,23 @@ class Group:
         return (
             self.weight[2:] == ones and self.stride == ones and self.dilation == ones and self.groups == 1
         ) and not any(self.padding)
+
+    @property
+    def split(self) -> split_k.Shape:
+        """As `split_k` calls it. It has no ways if that cannot compute it."""
+        images, channels, height, width = self.x
+        plain = self.groups == 1 and self.dilation == (1, 1)
+        return split_k.Shape(
+            dtype=str(self.dtype).removeprefix("torch.") if plain else "",
+            images=images,
+            channels=channels,
+            height=height,
+            width=width,
+            features=self.weight[0],
+            kernel=(self.weight[2], self.weight[3]),
+            stride=(self.stride[0], self.stride[1]),
+            padding=(self.padding[0], self.padding[1]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +118,8 @@ def choose_ways(graph: Graph, device: torch.device, chosen: Callable[[Group, Way
             _fuse(graph, match)
         elif way == "product":
             _to_product(graph, match)
+        elif way != "library":
+            split_k_pass.split_convolution(graph, match.convolution, way)
     graph.eliminate_dead_code()
     graph.lint()
 
@@ -115,7 +135,8 @@ def fastest(group: Group, device: torch.device) -> Way:
 
     parts = {each.name: str(getattr(group, each.name)) for each in fields(group)}
     parts |= {"task": "convolution", "memory_format": str(MEMORY_FORMAT)} | choices.parts_here(device)
-    return cast(Way, choices.current().choose(parts, group.ways, measured))
+    parts |= {"split": split_k.code_digest()} if group.split.ways else {}
+    return choices.current().choose(parts, group.ways, measured)
 
 
 def times_us(group: Group, device: torch.device) -> dict[Way, float]:
@@ -150,17 +171,27 @@ def times_us(group: Group, device: torch.device) -> dict[Way, float]:
     elif group.follows == "add-relu":
         ways["fused"] = lambda: CONVOLUTION_ADD_RELU(x, weight, other, bias, *settings)
     if group.is_product:
-        rows = x.permute(0, 2, 3, 1).reshape(-1, group.x[1])
-        columns = weight.reshape(group.weight[:2]).t()
-        flat = out.permute(0, 2, 3, 1).reshape(-1, group.out[1])
-        if bias is not None and group.follows == "relu":
-            ways["product"] = lambda: _aten._addmm_activation.out(bias, rows, columns, out=flat)
-        elif group.follows == "bias":
-            ways["product"] = lambda: _aten.addmm.out(bias, rows, columns, out=flat)
-        else:
-            ways["product"] = lambda: (torch.mm(rows, columns, out=flat), after(out))
-    times = measure.kernel_times_us(list(ways.values()), device)
-    return dict(zip(ways, times, strict=True))
+        ways["product"] = _product(group, x, weight, bias, out, after)
+    split = split_k_pass.calls(group.split, x, weight, device)
+    if split and group.follows == "nothing":  # the kernel that follows in any case adds the parts up
+        ways["pointwise"] = lambda: torch.relu(out)
+    times = dict(zip([*ways, *split], measure.kernel_times_us([*ways.values(), *split.values()], device), strict=True))
+    follows_us = times.pop("pointwise", 0.0)
+    return {way: us - (follows_us if way in split else 0.0) for way, us in times.items()}
+
+
+def _product(
+    group: Group, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, after: Any
+) -> Callable[[], object]:
+    """A call of a 1x1 convolution as a product. `after` does what a pointwise kernel does to its result."""
+    rows = x.permute(0, 2, 3, 1).reshape(-1, group.x[1])
+    columns = weight.reshape(group.weight[:2]).t()
+    flat = out.permute(0, 2, 3, 1).reshape(-1, group.out[1])
+    if bias is not None and group.follows == "relu":
+        return lambda: _aten._addmm_activation.out(bias, rows, columns, out=flat)
+    if group.follows == "bias":
+        return lambda: _aten.addmm.out(bias, rows, columns, out=flat)
+    return lambda: (torch.mm(rows, columns, out=flat), after(out))
 
 
 def _match(convolution: Node) -> _Match | None:
@@ -251,37 +282,27 @@ def _to_product(graph: Graph, match: _Match) -> None:
     with_bias = match.group.follows == "bias"
     at = match.relu if with_relu and match.relu is not None else match.convolution
     with graph.inserting_before(at):
-        rows = _call(graph, _aten.permute.default, x, [0, 2, 3, 1])
-        rows = _call(graph, _aten.view.default, rows, [images * height * width, channels])
-        columns = _call(graph, _aten.view.default, weight, [features, channels])
-        columns = _call(graph, _aten.permute.default, columns, [1, 0])
+        rows = add_call(graph, _aten.permute.default, x, [0, 2, 3, 1])
+        rows = add_call(graph, _aten.view.default, rows, [images * height * width, channels])
+        columns = add_call(graph, _aten.view.default, weight, [features, channels])
+        columns = add_call(graph, _aten.permute.default, columns, [1, 0])
         if with_relu:
-            product = _call(graph, _aten._addmm_activation.default, bias, rows, columns)
+            product = add_call(graph, _aten._addmm_activation.default, bias, rows, columns)
         elif with_bias:
-            product = _call(graph, _aten.addmm.default, bias, rows, columns)
+            product = add_call(graph, _aten.addmm.default, bias, rows, columns)
         else:
-            product = _call(graph, _aten.mm.default, rows, columns)
-        shaped = _call(graph, _aten.view.default, product, [images, height, width, features])
-        shaped = _call(graph, _aten.permute.default, shaped, [0, 3, 1, 2])
+            product = add_call(graph, _aten.mm.default, rows, columns)
+        shaped = add_call(graph, _aten.view.default, product, [images, height, width, features])
+        shaped = add_call(graph, _aten.permute.default, shaped, [0, 3, 1, 2])
         if bias is not None and not (with_relu or with_bias):
-            spread = _call(graph, _aten.view.default, bias, [1, features, 1, 1])
-            shaped = _call(graph, _aten.add.Tensor, shaped, spread)  # part of the pointwise kernel that follows
+            spread = add_call(graph, _aten.view.default, bias, [1, features, 1, 1])
+            shaped = add_call(graph, _aten.add.Tensor, shaped, spread)  # part of the pointwise kernel that follows
     at.replace_all_uses_with(shaped)
     graph.erase_node(at)
 
 
 def _replace(graph: Graph, node: Node, target: Any, *args: Any) -> None:
     with graph.inserting_before(node):
-        made = _call(graph, target, *args)
+        made = add_call(graph, target, *args)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
-
-
-def _call(graph: Graph, target: Any, *args: Any) -> Node:
-    """Add a node to the graph, with its fake result."""
-    node = graph.call_function(target, args)
-    values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
-    modes = [v.fake_mode for v in tree_leaves(values) if hasattr(v, "fake_mode")]
-    with modes[0]:
-        node.meta["val"] = target(*values)
-    return node

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine import epilogues as ways
-from nimble_jobs.engine import shared_products
+from nimble_jobs.engine import shared_products, split_k, split_k_pass
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.errors import CannotRecord, EngineError
@@ -89,16 +89,18 @@ def _rewriting(options: dict[str, Any], rewrite: Callable[[torch.fx.Graph], obje
 
 
 def _epilogues_on(device: torch.device) -> Any:
-    """`share_products` and `choose_ways` as a pass of Inductor's."""
+    """`share_products`, `choose_ways` and `split_products` as a pass of Inductor's."""
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
     class Epilogues(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
             shared_products.share_products(graph)
             ways.choose_ways(graph, device)
+            split_k_pass.split_products(graph, device)
 
         def uuid(self) -> Any:
-            return get_hash_for_files((ways.__file__, shared_products.__file__), torch.cuda.get_device_name(device))
+            files = (ways.__file__, shared_products.__file__, split_k_pass.__file__, split_k.__file__)
+            return get_hash_for_files(files, torch.cuda.get_device_name(device))
 
     return Epilogues()
 

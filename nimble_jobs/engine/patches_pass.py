@@ -9,11 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph
 from torch.nn import functional
 
 from nimble_jobs.engine import choices, measure
 from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.fx_nodes import fixed_example
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.schedule import Program, View
 from nimble_jobs.task_times import TaskTimes
@@ -148,7 +149,7 @@ def _product(graph: Graph | None, shape: Shape, x: Any, weight: Any, bias: Any) 
 
 def _shape(given: dict[str, Any], device: torch.device) -> Shape | None:
     """Of a convolution whose windows cover the picture side by side; None for any other."""
-    x, weight = (_value(given.get(name)) for name in ("input", "weight"))
+    x, weight = (fixed_example(given.get(name)) for name in ("input", "weight"))
     if x is None or weight is None or x.dim() != 4 or x.device.type != device.type or x.dtype != weight.dtype:
         return None
     tall, wide = weight.shape[2:]
@@ -175,10 +176,3 @@ def _pair(value: Any) -> Any:
     if isinstance(value, int):
         return (value, value)
     return value if isinstance(value, str) else tuple(value) * (2 // len(value))
-
-
-def _value(node: Any) -> torch.Tensor | None:
-    """The fake tensor of a node, if it is one of fixed sizes."""
-    value = node.meta.get("example_value") if isinstance(node, Node) else None
-    fixed = isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
-    return value if fixed else None

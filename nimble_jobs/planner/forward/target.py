@@ -113,10 +113,10 @@ class ForwardTarget:
         if pairs or groups:
             sources.append(Source(kernels="eager", layout=layout, folded=pairs, merged=groups))
         for each in kernels:  # the same kernels do less work over folded weights
-            fuses = each == "epilogues"
-            if not fuses or layout == "channels-last" or groups:
-                merged = groups if fuses else ()
-                sources.append(Source(kernels=each, layout=layout, folded=pairs, merged=merged))
+            if each == "inductor" and layout == "given" and not groups and "epilogues" in kernels:
+                continue  # no image whose convolutions would lose by their epilogues: the other holds the same kernels
+            merged = groups if each == "epilogues" else ()
+            sources.append(Source(kernels=each, layout=layout, folded=pairs, merged=merged))
         return sources
 
     def use(self, source: Source) -> None:

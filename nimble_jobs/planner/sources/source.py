@@ -17,6 +17,7 @@ from nimble_jobs.engine import (
     patches_pass,
     product_gelu,
     product_gelu_pass,
+    split_k,
     squeeze_excite,
     squeeze_excite_pass,
 )
@@ -154,7 +155,7 @@ def record_source(
                 rewrite=_rewrite(device, like) if source.kernels == "epilogues" else None,
             )
             recording = record_compiled(call, example, state, device)
-            for ours in (squeeze_excite, depthwise_activated, product_gelu, attention):
+            for ours in (squeeze_excite, depthwise_activated, product_gelu, attention, split_k):
                 recording = ours.with_own_kernels(recording, device)
             recording = with_own_depthwise(recording, device, like=like)
     if any(t.random for t in recording.program.tasks):

@@ -1,0 +1,27 @@
+"""Nodes of the graphs that compilers work on: what they stand for, and new ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from nimble_jobs.engine.private.tensors import tree_leaves
+
+
+def fixed_example(node: Any) -> torch.Tensor | None:
+    """The fake tensor of a node in a graph of torch's functions, if it has fixed sizes; None for anything else."""
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    fixed = isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
+    return value if fixed else None
+
+
+def add_call(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
+    """Add a node to a graph of aten operators, with its fake result in `meta["val"]`, as its arguments have theirs."""
+    node = graph.call_function(target, args, kwargs)
+    values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
+    modes = [v.fake_mode for v in tree_leaves(values) if hasattr(v, "fake_mode")]
+    with modes[0]:
+        node.meta["val"] = target(*values, **kwargs)
+    return node

@@ -1,0 +1,198 @@
+"""Puts the operators of `split_k` into a compiler's graph of aten operators: for convolutions where `epilogues` wants
+them, and for linear layers where our kernel is faster.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from nimble_jobs.engine import choices, measure
+from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.fx_nodes import add_call
+from nimble_jobs.engine.private.modes import modes_off
+from nimble_jobs.engine.private.operators import OpOverload
+from nimble_jobs.engine.split_k import CONVOLUTION, PRODUCT, Shape, code_digest, compiled, parts_of, product_shape
+from nimble_jobs.engine.static_triton import capability_of
+from nimble_jobs.engine.verify import relative_norm
+from nimble_jobs.errors import EngineError
+from nimble_jobs.task_times import TaskTimes
+
+_aten = torch.ops.aten
+_GAIN = 0.95  # ours must take less than this share
+_EXACT = {"float16": 2e-3, "bfloat16": 2e-2}  # largest relative norm against the library
+_FEWEST_INPUTS = 512  # of a product that is worth dividing
+_CACHED_BYTES = 128 << 20  # weights that take turns are larger than any cache: in a model they come from memory
+_VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
+
+
+def calls(shape: Shape, x: torch.Tensor, weight: torch.Tensor, device: torch.device) -> dict[str, Callable[[], object]]:
+    """By way, a call that computes the parts of a convolution and adds them up, as the compiler's next kernel would.
+
+    A way that cannot be compiled, or does not agree with the library, is left out.
+    """
+    found: dict[str, Callable[[], object]] = {}
+    if not shape.ways:
+        return found
+    whole = CONVOLUTION(x, weight, shape.stride, shape.padding, "/1")[0]
+    for way in shape.ways:
+        call = _divided(shape, way, device)
+        if call is not None and relative_norm(call(x, weight).view_as(whole), whole) <= _EXACT[shape.dtype]:
+            found[way] = functools.partial(call, x, weight)
+    return found
+
+
+def _divided(
+    shape: Shape, way: str, device: torch.device
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    """What computes and adds up the parts; None if the kernel cannot be compiled."""
+    try:
+        kernel = compiled(shape, way, capability_of(device))
+    except EngineError:
+        return None
+    parts = torch.full((parts_of(way), shape.pixels, shape.features), float("nan"), device=device)
+
+    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        kernel(x, weight, parts)
+        return parts.sum(0)
+
+    return call
+
+
+def split_convolution(graph: Graph, convolution: Node, way: str) -> None:
+    """Put the operator in place of a convolution of channels-last tensors, and add its parts and the bias after it."""
+    x, weight, bias, stride, padding = convolution.args[:5]
+    with graph.inserting_before(convolution):
+        parts = add_call(graph, CONVOLUTION, x, weight, stride, padding, way)
+        total = add_call(graph, _aten.permute.default, _total(graph, parts, way), [0, 3, 1, 2])
+        if bias is not None:
+            total = add_call(graph, _aten.add.Tensor, total, add_call(graph, _aten.view.default, bias, [1, -1, 1, 1]))
+        made = add_call(graph, _aten._to_copy.default, total, dtype=convolution.meta["val"].dtype)
+    convolution.replace_all_uses_with(made)
+    graph.erase_node(convolution)
+
+
+def split_products(graph: Graph, device: torch.device, chosen: Callable[[Shape, str], None] = lambda *_: None) -> None:
+    """Divide the sums of linear layers that a pointwise kernel or a normalisation follows, where that is faster.
+
+    The graph is functional. `chosen` is called with each shape and its way, "library" or one of the shape's.
+    """
+    for node in list(graph.nodes):
+        match = _match(node)
+        if match is None:
+            continue
+        x, weight, bias, shape = match
+        with modes_off():
+            way = fastest(shape, device)
+        chosen(shape, way)
+        if way == "library":
+            continue
+        with graph.inserting_before(node):
+            total = _total(graph, add_call(graph, PRODUCT, x, weight, way), way)
+            total = total if bias is None else add_call(graph, _aten.add.Tensor, total, bias)
+            made = add_call(graph, _aten._to_copy.default, total, dtype=node.meta["val"].dtype)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    graph.eliminate_dead_code()
+    graph.lint()
+
+
+def fastest(shape: Shape, device: torch.device) -> str:
+    """The fastest way to run a product, now or as measured earlier."""
+    parts = {name: str(value) for name, value in asdict(shape).items()}
+    parts |= {"task": "linear layer", "code": code_digest()} | choices.parts_here(device)
+    return choices.current().choose(parts, ("library", *shape.ways), lambda: _times(shape, device))
+
+
+def _times(shape: Shape, device: torch.device) -> TaskTimes:
+    generator = torch.Generator(device).manual_seed(0)  # leaves the process's random state alone
+
+    def random(*sizes: int) -> torch.Tensor:
+        made = torch.randn(sizes, generator=generator, device=device, dtype=torch.float32)
+        return made.mul_(sizes[-1] ** -0.5).to(dtype(shape.dtype))
+
+    x, other = random(shape.pixels, shape.channels), random(shape.pixels, shape.features)
+    many = max(2, min(64, _CACHED_BYTES // (2 * shape.features * shape.channels)))
+    weights = [random(shape.features, shape.channels) for _ in range(many)]
+    turn = [0]
+
+    def weight() -> torch.Tensor:
+        turn[0] += 1
+        return weights[turn[0] % many]
+
+    def library() -> torch.Tensor:
+        return torch.add(torch.mm(x, weight().t()), other)  # the addition stands for the kernel that follows
+
+    ways: dict[str, Callable[[], object]] = {"library": library}
+    for way in shape.ways:
+        call = _divided(shape, way, device)
+        if call is not None and relative_norm(call(x, weights[0]), torch.mm(x, weights[0].t())) <= _EXACT[shape.dtype]:
+            ways[way] = functools.partial(_with_next, call, x, weight)
+    times = dict(zip(ways, measure.kernel_times_us(list(ways.values()), device), strict=True))
+    best = min(times, key=lambda way: times[way])
+    chosen = best if times[best] <= _GAIN * times["library"] else "library"
+    words = f"linear layer, {shape.dtype}, {shape.pixels}x{shape.channels} to {shape.features}"
+    return TaskTimes(task=words, times_us=tuple(times.items()), chosen=chosen)
+
+
+def _with_next(call: Callable[[torch.Tensor, torch.Tensor], object], x: torch.Tensor, weight: Any) -> None:
+    call(x, weight())
+
+
+def _match(node: Node) -> tuple[Node, Node, Node | None, Shape] | None:
+    """The input, weight and bias of a linear layer whose result only pointwise operators read; None for others."""
+    if node.target is _aten.addmm.default and not node.kwargs:
+        bias, x, turned = node.args
+    elif node.target is _aten.mm.default and not node.kwargs:
+        bias, (x, turned) = None, node.args
+    else:
+        return None
+    if not (isinstance(x, Node) and isinstance(turned, Node)) or turned.target not in (
+        _aten.permute.default,
+        _aten.t.default,
+    ):
+        return None
+    weight = turned.args[0]
+    if not isinstance(weight, Node) or (isinstance(bias, Node) and bias.meta["val"].dim() != 1):
+        return None
+    x_val, weight_val, out = (each.meta["val"] for each in (x, weight, node))
+    if not all(_is_dense(value) for value in (x_val, weight_val, out)):
+        return None
+    if weight_val.shape[1] < _FEWEST_INPUTS or not _feeds_pointwise(node):
+        return None
+    shape = product_shape(str(out.dtype).removeprefix("torch."), tuple(x_val.shape), tuple(weight_val.shape))
+    return (x, weight, bias if isinstance(bias, Node) else None, shape) if shape.ways else None
+
+
+def _is_dense(value: Any) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dim() == 2
+        and all(isinstance(size, int) for size in value.shape)
+        and value.is_contiguous()
+    )
+
+
+def _feeds_pointwise(node: Node) -> bool:
+    """Whether all that read a node, also through views, are pointwise operators: the sum is part of their kernel."""
+    users = list(node.users)
+    for user in users:
+        if user.target in _VIEWS:
+            if not _feeds_pointwise(user):
+                return False
+        elif not (isinstance(user.target, OpOverload) and torch.Tag.pointwise in user.target.tags):
+            return False
+    return bool(users)
+
+
+def _total(graph: Graph, parts: Node, way: str) -> Node:
+    """The sum of all parts, in their order."""
+    total = add_call(graph, _aten.select.int, parts, 0, 0)
+    for part in range(1, parts_of(way)):
+        total = add_call(graph, _aten.add.Tensor, total, add_call(graph, _aten.select.int, parts, 0, part))
+    return total

@@ -1,0 +1,99 @@
+"""Our sums in parts against fp64, and their choice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from nimble_jobs.engine import split_k_pass
+from nimble_jobs.engine.choices import Choices, using
+from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.epilogues import Group, fastest
+from nimble_jobs.engine.split_k import Shape, compiled, parts_of, product_shape
+from nimble_jobs.engine.static_triton import capability_of
+from nimble_jobs.engine.verify import relative_norm
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("images", "channels", "side", "features", "kernel", "stride", "padding"),
+    [
+        (1, 256, 14, 256, (3, 3), (1, 1), (1, 1)),
+        (1, 512, 14, 512, (3, 3), (2, 2), (1, 1)),
+        (2, 128, 17, 136, (1, 7), (1, 1), (0, 3)),
+        (1, 448, 8, 384, (3, 3), (1, 1), (1, 1)),
+        (1, 128, 28, 128, (3, 3), (1, 1), (1, 1)),
+    ],
+)
+def test_the_parts_of_a_convolution_add_up(
+    kind: str,
+    images: int,
+    channels: int,
+    side: int,
+    features: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    device: torch.device,
+) -> None:
+    """In each way that is tried."""
+    torch.manual_seed(0)
+    x = torch.randn(images, channels, side, side, device=device).to(dtype(kind))
+    weight = (torch.randn(features, channels, *kernel, device=device) * 0.02).to(dtype(kind))
+    exact = functional.conv2d(x.double(), weight.double(), None, stride, padding)
+    x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    shape = Shape(
+        dtype=kind,
+        images=images,
+        channels=channels,
+        height=side,
+        width=side,
+        features=features,
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+    )
+    assert shape.ways
+    for way in shape.ways:
+        parts = torch.full((parts_of(way), shape.pixels, features), float("nan"), device=device)
+        for _ in range(20):  # a race would not show each time
+            compiled(shape, way, capability_of(device))(x, weight, parts)
+            out = parts.sum(0).view(images, *shape.out, features).permute(0, 3, 1, 2)
+            assert relative_norm(out, exact) < 1e-5, way
+
+
+@pytest.mark.parametrize("rows", [1, 128, 197])
+def test_the_parts_of_a_product_add_up(rows: int, device: torch.device) -> None:
+    """In each way that is tried."""
+    torch.manual_seed(0)
+    x = torch.randn(rows, 3072, device=device).half()
+    weight = (torch.randn(768, 3072, device=device) * 0.02).half()
+    shape = product_shape("float16", tuple(x.shape), tuple(weight.shape))
+    for way in shape.ways:
+        parts = torch.full((parts_of(way), rows, 768), float("nan"), device=device)
+        compiled(shape, way, capability_of(device))(x, weight, parts)
+        assert relative_norm(parts.sum(0), x.double() @ weight.double().t()) < 1e-5, way
+
+
+def test_ways_are_measured(device: torch.device) -> None:
+    """The library and each way have a time, for a convolution and a product; the choice is one of them."""
+    group = Group(
+        dtype=torch.float16,
+        x=(1, 256, 14, 14),
+        weight=(256, 256, 3, 3),
+        out=(1, 256, 14, 14),
+        bias=True,
+        stride=(1, 1),
+        padding=(1, 1),
+        dilation=(1, 1),
+        groups=1,
+        follows="relu",
+    )
+    shape = product_shape("float16", (197, 3072), (768, 3072))
+    with using(Choices()) as choices:
+        assert fastest(group, device) in group.ways
+        assert split_k_pass.fastest(shape, device) in ("library", *shape.ways)
+    convolution, product = choices.made()
+    assert {way for way, _ in convolution.times.times_us} == set(group.ways)
+    assert {way for way, _ in product.times.times_us} == {"library", *shape.ways}

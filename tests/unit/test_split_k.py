@@ -1,0 +1,220 @@
+"""Sums in several parts by our own kernel: where they are seen, and that operators and kernel compute the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from nimble_jobs.engine import epilogues, measure, split_k, split_k_pass
+from nimble_jobs.engine.choices import Choices, using
+from nimble_jobs.engine.epilogues import choose_ways
+from nimble_jobs.engine.record import record, state_of
+from nimble_jobs.engine.split_k import CONVOLUTION, PRODUCT, Shape, product_shape, with_own_kernels
+from nimble_jobs.engine.split_k_pass import split_products
+from nimble_jobs.engine.static_kernel import pack
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+SMALL = Shape(
+    dtype="bfloat16",
+    images=1,
+    channels=64,
+    height=5,
+    width=4,
+    features=16,
+    kernel=(3, 1),
+    stride=(2, 1),
+    padding=(1, 0),
+)
+
+
+def traced(module: nn.Module, x: torch.Tensor, change: Callable[[torch.fx.Graph], object]) -> tuple[Any, set[Any]]:
+    """What a module's graph computes after a change, and the operators in it."""
+    names, weights = zip(*module.named_parameters(), strict=True)
+
+    def call(x: torch.Tensor, *weights: torch.Tensor) -> Any:
+        return torch.func.functional_call(module, dict(zip(names, weights, strict=True)), (x,))
+
+    with torch.no_grad():
+        made = make_fx(call, tracing_mode="fake")(x, *weights)
+        change(made.graph)
+        made.recompile()
+        return made(x, *weights), {node.target for node in made.graph.nodes}
+
+
+def test_shapes_that_are_worth_dividing() -> None:
+    """Parts divide the sum evenly and fill the device; many pixels, odd channels and single precision have no way."""
+    deep = Shape(
+        dtype="float16", images=1, channels=256, height=14, width=14, features=256, kernel=(3, 3), padding=(1, 1)
+    )
+    assert (deep.out, deep.pixels, deep.ways) == ((14, 14), 196, ("64x64x64/9", "32x64x64/4"))
+    assert SMALL.out == (3, 4)
+    assert SMALL.ways == ("64x64x64/3", "32x64x64/3")
+    for change in ({"height": 112, "width": 112}, {"channels": 100}, {"dtype": "float32"}, {"features": 9}):
+        assert not Shape(**{**vars(deep), **change}).ways
+    assert product_shape("float16", (2, 64, 3072), (768, 3072)).ways == ("64x64x64/6", "32x64x64/3")
+
+
+def test_a_convolution_in_parts_computes_the_same() -> None:
+    """With a bias and without one, and whatever follows."""
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(64, 64, 3, stride=2, padding=1)
+            self.second = nn.Conv2d(64, 16, (1, 3), padding=(0, 1), bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x).relu()).sigmoid()
+
+    module = Net().eval().bfloat16().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 64, 6, 6).bfloat16().contiguous(memory_format=torch.channels_last)
+
+    def change(graph: torch.fx.Graph) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(epilogues, "fastest", lambda group, _: group.ways[-1])
+            choose_ways(graph, CPU)
+
+    out, operators = traced(module, x, change)
+    torch.testing.assert_close(out, module(x))
+    assert out.stride() == module(x).stride()
+    assert CONVOLUTION in operators
+    assert torch.ops.aten.convolution.default not in operators
+
+
+def test_linear_layers_in_parts_compute_the_same() -> None:
+    """Only those of long sums that a pointwise operator follows, also through a view."""
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.long, self.bare = nn.Linear(512, 64), nn.Linear(512, 64, bias=False)
+            self.read, self.short = nn.Linear(512, 512), nn.Linear(64, 64)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            y = self.long(x) + 1.0
+            y = functional.layer_norm(self.short(y) + self.bare(x), (64,))
+            return y, self.bare(self.read(x))
+
+    module, x = Net().eval().bfloat16(), torch.randn(2, 3, 512).bfloat16()
+    seen: list[tuple[Shape, str]] = []
+
+    def change(graph: torch.fx.Graph) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(split_k_pass, "fastest", lambda shape, _: shape.ways[0])
+            split_products(graph, CPU, lambda shape, way: seen.append((shape, way)))
+
+    out, operators = traced(module, x, change)
+    torch.testing.assert_close(out, module(x), rtol=2e-2, atol=2e-2)
+    shape = product_shape("bfloat16", (6, 512), (64, 512))
+    assert seen == [(shape, shape.ways[0])] * 2
+    assert {PRODUCT, torch.ops.aten.addmm.default, torch.ops.aten.mm.default} <= operators
+
+
+class Operators(nn.Module):
+    """Both, as the passes leave them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.linear = nn.Conv2d(64, 16, (3, 1)), nn.Linear(512, 64)
+
+    def forward(self, x: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = CONVOLUTION(x, self.convolution.weight, [2, 1], [1, 0], "32x64x64/3")
+        return parts.sum(0), PRODUCT(rows, self.linear.weight, "64x64x64/8").sum(0)
+
+
+def test_our_kernel_takes_the_operators_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be stored, and writes what the operator wrote. Over memory that it cannot read the operators stay."""
+    monkeypatch.setattr(split_k, "capability_of", lambda _: 90)
+    module = Operators().eval().bfloat16().to(memory_format=torch.channels_last)
+    x, rows = torch.randn(1, 64, 5, 4).bfloat16(), torch.randn(6, 512).bfloat16()
+    laid = x.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        recording = record(module, {"x": laid, "rows": rows}, state_of(module), CPU, module)
+        other = {"x": x, "rows": torch.randn(6, 1024).bfloat16()[:, ::2]}
+        gaps = record(module, other, state_of(module), CPU, module)
+    assert with_own_kernels(recording, CPU) is recording, "a CPU runs none"
+    assert with_own_kernels(gaps, GPU).program == gaps.program
+    ours = with_own_kernels(recording, GPU)
+    product = product_shape("bfloat16", (6, 512), (64, 512))
+    assert set(ours.kernels) == {SMALL.name("32x64x64/3"), product.name("64x64x64/8")}
+    assert pack(ours.kernels) is not None
+    changed = [(b, a) for b, a in zip(recording.program.tasks, ours.program.tasks, strict=True) if a != b]
+    assert len(changed) == 2
+    for before, after in changed:
+        assert after.args == (*before.args[:2], before.outputs)
+        assert (after.reads, after.writes, after.mutates) == (before.reads, before.writes, before.writes)
+
+
+@pytest.mark.parametrize(
+    ("times", "wrong", "way"),
+    [([10.0, 9.4, 9.6], None, "64x64x64/8"), ([10.0, 9.6, 9.7], None, "library"), ([10.0, 6.0], 0, "32x64x64/8")],
+)
+def test_a_product_in_parts_must_be_faster_and_agree(
+    monkeypatch: pytest.MonkeyPatch, times: list[float], wrong: int | None, way: str
+) -> None:
+    """The choice is one that later builds find."""
+    norms = iter(1.0 if i == wrong else 0.0 for i in range(2))
+    monkeypatch.setattr(split_k_pass, "compiled", lambda *_: lambda *_: None)
+    monkeypatch.setattr(split_k_pass, "capability_of", lambda _: 90)
+    monkeypatch.setattr(split_k_pass, "relative_norm", lambda *_: next(norms))
+    monkeypatch.setattr(split_k_pass, "_CACHED_BYTES", 0)
+
+    def timed(calls: list[Any], _: torch.device) -> list[float]:
+        for call in calls:
+            call()
+        assert len(calls) == len(times)
+        return times
+
+    monkeypatch.setattr(measure, "kernel_times_us", timed)
+    with using(Choices()) as choices:
+        assert split_k_pass.fastest(product_shape("bfloat16", (6, 512), (64, 512)), CPU) == way
+    (made,) = choices.made()
+    assert made.times.task == "linear layer, bfloat16, 6x512 to 64"
+
+
+_INTERPRETED = """
+import torch
+from nimble_jobs.engine import split_k_triton
+from nimble_jobs.engine.split_k import Shape, constants, product_shape
+
+torch.manual_seed(0)
+shapes = [
+    Shape(dtype="float16", images=2, channels=128, height=5, width=6, features=72, kernel=(3, 3), padding=(1, 1)),
+    Shape(
+        dtype="float16", images=1, channels=64, height=9, width=4, features=8,
+        kernel=(3, 1), stride=(2, 1), padding=(1, 0),
+    ),
+    product_shape("float16", (7, 192), (64, 192)),
+]
+for shape in shapes:
+    x = torch.randn(shape.images, shape.channels, shape.height, shape.width).half()
+    weight = torch.randn(shape.features, shape.channels, *shape.kernel).half() / 8
+    expected = torch.nn.functional.conv2d(x.float(), weight.float(), None, shape.stride, shape.padding)
+    x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    for parts in (1, 3):
+        out = torch.full((parts, shape.pixels, shape.features), float("nan"))
+        grid = (-(-shape.pixels // 32), -(-shape.features // 64), parts)
+        split_k_triton.split_k[grid](x, weight, out, **constants(shape, f"32x64x64/{parts}"))
+        found = out.sum(0).view(shape.images, *shape.out, shape.features).permute(0, 3, 1, 2)
+        torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
+print("equal")
+"""
+
+
+def test_the_kernel_computes_what_torch_does() -> None:
+    """By Triton's interpreter, which has to be asked for before Triton is imported."""
+    command = [sys.executable, "-W", "ignore", "-c", _INTERPRETED]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "equal\n", done.stderr
