@@ -91,8 +91,8 @@ def check(name: str) -> dict[str, Any]:
     import torch
 
     from nimble_jobs import Nimble
+    from nimble_jobs.engine.difference import relative_norm
     from nimble_jobs.engine.record import flatten_outputs
-    from nimble_jobs.engine.verify import relative_norm
     from nimble_jobs.errors import NimbleError
 
     torch.set_num_threads(1)

@@ -15,8 +15,8 @@ from nimble_jobs.bench.request import CHANNELS_LAST, CONTIGUOUS
 from nimble_jobs.bench.runners import Runner, Tensors
 from nimble_jobs.engine.compact import compact
 from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.record import flatten_outputs
-from nimble_jobs.engine.verify import relative_norm
 from nimble_jobs.errors import CheckFailed, ModelError
 from nimble_jobs.models.build import DTYPES, build
 from nimble_jobs.spec.model import ModelSpec

@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from nimble_jobs.engine import choices, measure
 from nimble_jobs.engine.attention import OPERATOR, Lie, Mask, Shape, Wanted, compiled, outer
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.fx_nodes import fixed_example
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.engine.verify import relative_norm
 from nimble_jobs.errors import EngineError
 from nimble_jobs.task_times import TaskTimes
 

@@ -17,11 +17,11 @@ import torch
 
 from nimble_jobs.engine import choices, measure, static_triton
 from nimble_jobs.engine.device import able
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
-from nimble_jobs.engine.verify import relative_norm
 from nimble_jobs.schedule import Arg, Program, Task, View
 from nimble_jobs.task_times import TaskTimes
 

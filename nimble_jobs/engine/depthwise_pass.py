@@ -13,10 +13,10 @@ from torch.nn import functional
 
 from nimble_jobs.engine import choices, depthwise, measure
 from nimble_jobs.engine.depthwise_activated import ACTIVATIONS, OPERATOR, Activated, Wanted, compiled
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.static_triton import MOST, TYPES, capability_of
-from nimble_jobs.engine.verify import relative_norm
 from nimble_jobs.errors import EngineError
 from nimble_jobs.task_times import TaskTimes
 

@@ -13,13 +13,13 @@ import torch
 from torch.fx import Graph, Node
 
 from nimble_jobs.engine import choices, measure
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.fx_nodes import add_call
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.split_k import CONVOLUTION, PRODUCT, Shape, code_digest, compiled, parts_of, product_shape
 from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.engine.verify import relative_norm
 from nimble_jobs.errors import EngineError
 from nimble_jobs.task_times import TaskTimes
 

@@ -16,11 +16,11 @@ from torch.fx import Graph, Node
 from torch.nn import functional
 
 from nimble_jobs.engine import choices, measure
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.squeeze_excite import EXCITE, SQUEEZE, Shape, Wanted, compiled, supported
 from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.engine.verify import relative_norm
 from nimble_jobs.errors import EngineError
 from nimble_jobs.task_times import TaskTimes
 

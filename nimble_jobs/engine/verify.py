@@ -12,13 +12,14 @@ import torch
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.difference import in_double, relative_norm
 from nimble_jobs.engine.inputs import Below, is_mask, like, random_inputs
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import CheckFailed, first_line
 from nimble_jobs.schedule import Port
 
-__all__ = ["ROUNDS", "TOLERANCE", "check", "in_double", "poison", "random_inputs", "relative_norm", "run_once"]
+__all__ = ["ROUNDS", "TOLERANCE", "check", "poison", "random_inputs", "run_once"]
 
 # Largest accepted relative norm against eager, by the model's dtype. Kernels may only differ in the order of additions.
 TOLERANCE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 5e-2}
@@ -28,7 +29,6 @@ _SCALES = ((1.0, 1e-6, 1e4), (1.0, 0.0, -100.0))  # of the input, for each round
 _FACTORS = (1.0, 2.0, 0.5)  # of the example's floating values, if the model cannot take random ones
 _NOISE = 1e-3  # of an output's usual norm; with scaled input, anything smaller is mere rounding
 _STATE = "@"  # precedes the names of the module's own tensors
-_SMALL = 1 << 18  # elements; a new process copies so many faster than it loads a dozen operators onto a GPU
 _NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
 
 
@@ -37,37 +37,6 @@ def tolerance_for(module: torch.nn.Module, example: torch.Tensor) -> float:
     names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
     kinds = {p.dtype for p in module.parameters()} | {example.dtype}
     return max(TOLERANCE[names.get(kind, "fp32")] for kind in kinds)
-
-
-def relative_norm(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """||found - expected|| / ||expected|| in float64; infinite if NaN or Inf are in different places.
-
-    A complex number counts as two real ones.
-    """
-    if found.shape != expected.shape or found.is_complex() != expected.is_complex():
-        return float("inf")
-    if expected.numel() <= _SMALL:
-        found, expected = found.cpu(), expected.cpu()
-    a, b = in_double(found), in_double(expected)
-    difference, scale = torch.stack([(a - b).norm(), b.norm()]).tolist()
-    if math.isfinite(difference) and scale > 0:
-        return float(difference / scale)
-    finite = torch.isfinite(b)
-    same_specials = torch.allclose(a[~finite], b[~finite], rtol=0, atol=0, equal_nan=True)
-    if not same_specials or not bool(torch.isfinite(a[finite]).all()):
-        return float("inf")
-    a, b = a[finite], b[finite]
-    scale = float(b.norm())
-    difference = float((a - b).norm())
-    return difference / scale if scale > 0 else (0.0 if difference == 0 else float("inf"))
-
-
-def in_double(tensor: torch.Tensor) -> torch.Tensor:
-    """The values as float64 in one dimension. A complex number becomes two real ones."""
-    found = tensor.detach()
-    if found.is_complex():
-        found = torch.view_as_real(found.resolve_conj())
-    return found.double().flatten()
 
 
 def poison(instance: Instance) -> None:

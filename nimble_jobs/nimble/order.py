@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.record import flatten_outputs
-from nimble_jobs.engine.verify import relative_norm
 from nimble_jobs.errors import NimbleError
 from nimble_jobs.nimble.signature import Args, Kwargs, Signature
 

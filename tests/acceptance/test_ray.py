@@ -21,7 +21,8 @@ import yaml
 from test_how_to import FOLDER, parts_of
 
 from nimble_jobs import client
-from nimble_jobs.engine.verify import TOLERANCE, relative_norm
+from nimble_jobs.engine.difference import relative_norm
+from nimble_jobs.engine.verify import TOLERANCE
 from nimble_jobs.errors import UsageError
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.ray.workers import order_of, run

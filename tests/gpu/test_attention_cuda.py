@@ -8,9 +8,9 @@ import torch
 from nimble_jobs.engine import attention_pass
 from nimble_jobs.engine.attention import TILES, Lie, Mask, Shape, compiled, outer
 from nimble_jobs.engine.choices import Choices, using
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.engine.verify import relative_norm
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])

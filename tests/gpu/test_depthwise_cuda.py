@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine import depthwise, measure
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.verify import check, relative_norm
+from nimble_jobs.engine.verify import check
 from nimble_jobs.planner.forward.build import build_best
 from nimble_jobs.planner.keys.options import BuildOptions
 

@@ -18,8 +18,8 @@ import torch
 from nimble_jobs import planner
 from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.device import synchronize
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.record import record, state_of
-from nimble_jobs.engine.verify import relative_norm
 from nimble_jobs.graph import make_plan, single_stream
 from nimble_jobs.job import Hit
 from nimble_jobs.models.build import build

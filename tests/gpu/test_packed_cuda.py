@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from nimble_jobs import planner
-from nimble_jobs.engine.verify import TOLERANCE, relative_norm
+from nimble_jobs.engine.difference import relative_norm
+from nimble_jobs.engine.verify import TOLERANCE
 from nimble_jobs.job import Hit
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.packing import Layout, Part, text_layout

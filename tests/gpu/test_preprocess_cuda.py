@@ -13,7 +13,8 @@ from torch import nn
 
 from nimble_jobs import planner
 from nimble_jobs.data.transform import bind, on_host
-from nimble_jobs.engine.verify import TOLERANCE, relative_norm
+from nimble_jobs.engine.difference import relative_norm
+from nimble_jobs.engine.verify import TOLERANCE
 from nimble_jobs.job import Hit
 from nimble_jobs.models.preprocessed import Preprocessed
 from nimble_jobs.planner import Request

@@ -8,10 +8,10 @@ from torch.nn import functional
 
 from nimble_jobs.engine import product_gelu_pass
 from nimble_jobs.engine.choices import Choices, using
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.product_gelu import TILES, Shape, compiled
 from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.engine.verify import relative_norm
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])

@@ -13,9 +13,10 @@ from nimble_jobs import graph, planner
 from nimble_jobs.engine.arrivals import Arrivals
 from nimble_jobs.engine.capture import capture
 from nimble_jobs.engine.device import memory_bytes
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.flight import Flight
 from nimble_jobs.engine.record import record, state_of
-from nimble_jobs.engine.verify import check, relative_norm
+from nimble_jobs.engine.verify import check
 from nimble_jobs.job import Hit
 from nimble_jobs.planner import Request
 from nimble_jobs.planner.forward.build import build_best

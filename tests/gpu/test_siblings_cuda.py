@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from nimble_jobs.engine.verify import TOLERANCE, relative_norm
+from nimble_jobs.engine.difference import relative_norm
+from nimble_jobs.engine.verify import TOLERANCE
 from nimble_jobs.job import Hit
 from nimble_jobs.packing import text_layout
 from nimble_jobs.planner import Request, prepare

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from nimble_jobs.engine.verify import relative_norm
+from nimble_jobs.engine.difference import relative_norm
 
 INF, NAN = float("inf"), float("nan")
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.record import record, state_of
-from nimble_jobs.engine.verify import relative_norm
 from nimble_jobs.errors import EngineError
 from nimble_jobs.planner.sources.fold import Pairs, foldable, folded
 from nimble_jobs.planner.sources.source import Source, Variants

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from nimble_jobs.engine.verify import relative_norm, tolerance_for
+from nimble_jobs.engine.difference import relative_norm
+from nimble_jobs.engine.verify import tolerance_for
 from nimble_jobs.errors import UsageError
 from nimble_jobs.ray import NimbleScorer
 from nimble_jobs.ray.lot import Lot

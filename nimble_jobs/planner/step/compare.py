@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from nimble_jobs.engine import verify
 from nimble_jobs.engine.device import multiplies_in_tf32
+from nimble_jobs.engine.difference import in_double, relative_norm
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.errors import CheckFailed
 
@@ -36,7 +36,7 @@ def compare(name: str, found: torch.Tensor, expected: torch.Tensor, tolerance: f
 
     Raises CheckFailed, with the name, above the tolerance.
     """
-    error = verify.relative_norm(found, expected)
+    error = relative_norm(found, expected)
     if math.isfinite(error) and rms(expected) < floor:
         error *= rms(expected) / floor
     elif not math.isfinite(error) and floor and not bool(expected.any()) and bool(torch.isfinite(found).all()):
@@ -51,7 +51,7 @@ def compare(name: str, found: torch.Tensor, expected: torch.Tensor, tolerance: f
 
 def rms(tensor: torch.Tensor) -> float:
     """Root mean square."""
-    return float(verify.in_double(tensor).norm()) / math.sqrt(max(1, tensor.numel()))
+    return float(in_double(tensor).norm()) / math.sqrt(max(1, tensor.numel()))
 
 
 def copies(tensors: Tensors) -> dict[str, torch.Tensor]:
@@ -101,7 +101,7 @@ def disturb(tensors: Iterable[torch.Tensor], unit: float, seed: int) -> None:
 
 def noise_of(found: Tensors, expected: Tensors) -> dict[str, float]:
     """The relative norm of the disturbed run's difference, by name; 0 if it cannot be computed."""
-    norms = {name: verify.relative_norm(tensor, expected[name]) for name, tensor in found.items()}
+    norms = {name: relative_norm(tensor, expected[name]) for name, tensor in found.items()}
     return {name: norm if math.isfinite(norm) else 0.0 for name, norm in norms.items()}
 
 
