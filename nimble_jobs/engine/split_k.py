@@ -29,11 +29,9 @@ from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, capability_of,
 from nimble_jobs.schedule import Task, View
 
 PREFIX = "triton.split_k"
-TILES = {  # by name: blocks of pixels, features and channels, warps, stages
-    "64x64x64": (64, 64, 64, 4, 4),
-    "32x64x64": (32, 64, 64, 4, 4),
-}
+TILES = {"64x64x64": (64, 64, 64, 4, 4)}  # by name: blocks of pixels, features and channels, warps, stages
 MOST_PARTS = 18
+_FEWEST_STEPS = 12  # blocks of channels in a sum that is worth dividing
 _BLOCKS = 132  # a block for each multiprocessor of an H100 or H200
 _NAMESPACE = "nimble_jobs"
 
@@ -112,9 +110,9 @@ class Shape:
         found = []
         for name, (pixels, features, channels, _, _) in TILES.items():
             tiles = -(-self.pixels // pixels) * -(-self.features // features)
-            if self.channels % channels or 2 * tiles > _BLOCKS or (pixels < 64 and self.pixels > 256):
-                continue
             steps = math.prod(self.kernel) * self.channels // channels
+            if self.channels % channels or steps < _FEWEST_STEPS or 2 * tiles > _BLOCKS:
+                continue
             parts = [n for n in range(2, min(steps, MOST_PARTS) + 1) if steps % n == 0]
             if parts:
                 best = min(parts, key=lambda n: abs(math.log(n * tiles / _BLOCKS)))

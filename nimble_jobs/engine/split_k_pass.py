@@ -24,9 +24,9 @@ from nimble_jobs.errors import EngineError
 from nimble_jobs.task_times import TaskTimes
 
 _aten = torch.ops.aten
+_CONVERT = torch.ops.prims.convert_element_type.default  # of what means the same, the one that Inductor knows here
 _GAIN = 0.95  # ours must take less than this share
 _EXACT = {"float16": 2e-3, "bfloat16": 2e-2}  # largest relative norm against the library
-_FEWEST_INPUTS = 512  # of a product that is worth dividing
 _CACHED_BYTES = 128 << 20  # weights that take turns are larger than any cache: in a model they come from memory
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 
@@ -72,7 +72,7 @@ def split_convolution(graph: Graph, convolution: Node, way: str) -> None:
         total = add_call(graph, _aten.permute.default, _total(graph, parts, way), [0, 3, 1, 2])
         if bias is not None:
             total = add_call(graph, _aten.add.Tensor, total, add_call(graph, _aten.view.default, bias, [1, -1, 1, 1]))
-        made = add_call(graph, _aten._to_copy.default, total, dtype=convolution.meta["val"].dtype)
+        made = add_call(graph, _CONVERT, total, convolution.meta["val"].dtype)
     convolution.replace_all_uses_with(made)
     graph.erase_node(convolution)
 
@@ -95,7 +95,7 @@ def split_products(graph: Graph, device: torch.device, chosen: Callable[[Shape, 
         with graph.inserting_before(node):
             total = _total(graph, add_call(graph, PRODUCT, x, weight, way), way)
             total = total if bias is None else add_call(graph, _aten.add.Tensor, total, bias)
-            made = add_call(graph, _aten._to_copy.default, total, dtype=node.meta["val"].dtype)
+            made = add_call(graph, _CONVERT, total, node.meta["val"].dtype)
         node.replace_all_uses_with(made)
         graph.erase_node(node)
     graph.eliminate_dead_code()
@@ -163,7 +163,7 @@ def _match(node: Node) -> tuple[Node, Node, Node | None, Shape] | None:
     x_val, weight_val, out = (each.meta["val"] for each in (x, weight, node))
     if not all(_is_dense(value) for value in (x_val, weight_val, out)):
         return None
-    if weight_val.shape[1] < _FEWEST_INPUTS or not _feeds_pointwise(node):
+    if not _feeds_pointwise(node):
         return None
     shape = product_shape(str(out.dtype).removeprefix("torch."), tuple(x_val.shape), tuple(weight_val.shape))
     return (x, weight, bias if isinstance(bias, Node) else None, shape) if shape.ways else None
