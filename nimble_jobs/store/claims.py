@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, Unpack, cast
 
-from sqlalchemy import ColumnElement, Select, Table, bindparam, false, select, true, union_all, update
+from sqlalchemy import ColumnElement, Select, bindparam, false, select, true, union_all, update
 from sqlalchemy.orm import Session, aliased
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from nimble_jobs.job import BadKind, Job, JobState
 from nimble_jobs.seen import Scored
 from nimble_jobs.spec.units import format_duration
-from nimble_jobs.store.changes import changed, run
+from nimble_jobs.store.changes import run
 from nimble_jobs.store.groups import has_room, lock_groups, running
-from nimble_jobs.store.new_ticks import count_ticks
 from nimble_jobs.store.queries import JobQueries
 from nimble_jobs.store.records import (
     dump,
@@ -28,8 +27,6 @@ from nimble_jobs.store.records import (
 from nimble_jobs.store.retries import delay_s
 from nimble_jobs.store.seen import mark
 from nimble_jobs.store.tables import GroupRow, JobRow
-from nimble_jobs.store.timer_records import TickOutcome
-from nimble_jobs.store.timer_tables import TickRow, TimerRow
 from nimble_jobs.store.transitions import (
     ATTEMPT_CHANGED,
     JOBS,
@@ -94,7 +91,7 @@ class JobClaims(JobQueries):
     def cancel_wanted(self, job_id: str, attempt: int) -> bool:
         """Whether this attempt should stop, because the job is cancelled or the attempt no longer owns it."""
         mine = {"of_job": job_id, "of_attempt": attempt}
-        wanted = self._db.read(lambda session: run(session, _CANCELLED, **mine).scalar())
+        wanted = self._db.read(lambda session: run(session, _CANCELLED, **mine).scalar(), single=True)
         return wanted is None or wanted
 
     def finish(
@@ -116,11 +113,12 @@ class JobClaims(JobQueries):
 
         def work(session: Session) -> bool:
             message = f"attempt {attempt} succeeded" + (": no new files" if empty else "")
+            replays = int(timings.get("replays") or 0)
             owned = leave_running(
                 session,
                 job_id,
                 attempt,
-                End(to=JobState.SUCCEEDED, message=message, replays=int(timings.get("replays") or 0)),
+                End(to=JobState.SUCCEEDED, message=message, replays=replays, empty=empty),
                 now=now,
                 outputs=dump(outputs),
                 **timings_columns(timings),
@@ -128,8 +126,6 @@ class JobClaims(JobQueries):
             )
             if owned and scored is not None:
                 _mark(session, job_id, attempt, scored, now)
-            if owned:
-                _tell_timer(session, job_id, empty=empty, now=now)
             return owned
 
         return self._db.write(work, beside=True)
@@ -276,20 +272,6 @@ _LOOK = _next_job(lock=False)
 _TAKE_NEXT = _taking(JOBS.c.id == _next_job(lock=True).scalar_subquery())
 _TAKE_OWN = _taking(JOBS.c.id == bindparam("of_job"), JOBS.c.foreground == true(), JOBS.c.blockers == 0, has_room())
 _CANCELLED = select(JOBS.c.cancel_requested).where(*MINE)
-_TIMERS, _TICKS = cast(Table, TimerRow.__table__), cast(Table, TickRow.__table__)
-_SUCCEEDED = (
-    update(_TIMERS)
-    .where(_TIMERS.c.name.in_(select(_TICKS.c.timer).where(_TICKS.c.job == bindparam("of_job"))))
-    .values(last_success_at=bindparam("at"))
-)
-
-
-def _tell_timer(session: Session, job_id: str, *, empty: bool, now: float) -> None:
-    """Record the success of a timer's job with the timer, and with its tick if there was nothing to do."""
-    if run(session, _SUCCEEDED, of_job=job_id, at=now).rowcount and empty:
-        tick = update(TickRow).where(TickRow.job == job_id)
-        count = changed(session, tick.values(outcome=TickOutcome.EMPTY.value, reason="no new files"))
-        count_ticks(session, TickOutcome.EMPTY, count)
 
 
 def _take(

@@ -39,7 +39,8 @@ def set_group(session: Session, name: str, limit: int) -> int | None:
 
 def lock_groups(session: Session) -> None:
     """Keep others from claiming jobs of a group until the transaction ends. On SQLite nobody else can anyway."""
-    run(session, _LOCKED).all()
+    if session.get_bind().dialect.name == "postgresql":
+        run(session, _LOCKED).all()
 
 
 def running(name: ColumnElement[str] | InstrumentedAttribute[str] | InstrumentedAttribute[str | None]) -> Any:

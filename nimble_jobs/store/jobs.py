@@ -6,12 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec.units import format_duration
-from nimble_jobs.store.changes import changed, run
+from nimble_jobs.store.changes import changed
 from nimble_jobs.store.groups import forget_groups, idle_groups
 from nimble_jobs.store.ids import new_id
 from nimble_jobs.store.new_job import NewJob, insert_job, insert_jobs, write_new
@@ -20,15 +20,10 @@ from nimble_jobs.store.ranks import aging_s, bring_back, set_aging
 from nimble_jobs.store.records import job_record, load_object
 from nimble_jobs.store.retries import longest_s
 from nimble_jobs.store.tables import JobRow, WaitRow
-from nimble_jobs.store.transitions import FINAL, JOBS, leave_queued, record_event, settle_missed
+from nimble_jobs.store.transitions import FINAL, leave_queued, record_event, record_own_event, settle_missed
 
 _CLOCK_S = 1.0  # how far the clocks of processes on one machine may differ
 _UNOWNED_S = 600.0  # how long a foreground job may have no process; torch may take long to load
-_PRESENT = (
-    select(JOBS.c.id)
-    .where(JOBS.c.id == bindparam("of_job"), JOBS.c.attempt == bindparam("of_attempt"))
-    .with_for_update()
-)
 
 
 class Jobs(JobOrders):
@@ -173,7 +168,7 @@ def _note(
     data: dict[str, Any],
     now: float,
 ) -> bool:
-    if attempt is not None and run(session, _PRESENT, of_job=job, of_attempt=attempt).first() is None:
-        return False
+    if attempt is not None:
+        return record_own_event(session, kind, message, now=now, job=job, attempt=attempt, data=data)
     record_event(session, kind, message, now=now, job=job, attempt=attempt, data=data)
     return True

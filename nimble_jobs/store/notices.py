@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, cast
 
-from sqlalchemy import Table, bindparam, select
+from sqlalchemy import Table, select
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import SettingsError
 from nimble_jobs.job import JobState
-from nimble_jobs.store.changes import run
 from nimble_jobs.store.ids import random_id
 from nimble_jobs.store.outbox_table import NoticeRow
 from nimble_jobs.store.records import dump, load_object
@@ -30,9 +29,8 @@ _ERROR_CHARS = 2000
 _LINE_CHARS = 300
 _ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.QUARANTINED)
 _JOBS = cast(Table, JobRow.__table__).c
-_TOLD = select(_JOBS.seq, _JOBS.name, _JOBS.kind, _JOBS.attempt, _JOBS.error, _JOBS.spec, _JOBS.outputs).where(
-    _JOBS.id == bindparam("of_job")
-)
+# What `EndedJob.of` needs of a row.
+TOLD = (_JOBS.id, _JOBS.seq, _JOBS.name, _JOBS.kind, _JOBS.attempt, _JOBS.error, _JOBS.spec, _JOBS.outputs)
 _BAD = (JobState.FAILED.value, JobState.QUARANTINED.value)
 
 
@@ -97,6 +95,34 @@ class News:
     better: str | None = None  # an event that replaces this one for targets that want it
 
 
+@dataclass(frozen=True, kw_only=True)
+class EndedJob:
+    """What a notification says about a job that has just ended."""
+
+    id: str
+    seq: int
+    name: str
+    kind: str
+    attempt: int
+    error: str | None
+    spec: str  # JSON
+    outputs: str  # JSON
+
+    @classmethod
+    def of(cls, row: Any, *, error: str | None, outputs: str) -> EndedJob:
+        """A row with the columns `TOLD`, which may be older than `error` and `outputs`."""
+        return cls(
+            id=row.id,
+            seq=row.seq,
+            name=row.name,
+            kind=row.kind,
+            attempt=row.attempt,
+            error=error,
+            spec=row.spec,
+            outputs=outputs,
+        )
+
+
 def queue(
     session: Session, news: News, found: tuple[Route, ...] | None, notify: Mapping[str, Any] | None, now: float
 ) -> None:
@@ -120,31 +146,30 @@ def spread(session: Session, row: NoticeRow, settings: Settings, now: float) -> 
     return count
 
 
-def queue_end(session: Session, job_id: str, to: JobState, now: float) -> None:
+def queue_end(session: Session, job: EndedJob, to: JobState, now: float) -> None:
     """Write notifications about a job that was just moved to the state `to`. Does nothing if that is not final."""
     if to not in _ENDS:
         return
-    row = run(session, _TOLD, of_job=job_id).one()
-    notify = load_object(row.spec).get("notify")
+    notify = load_object(job.spec).get("notify")
     wanted = routes_of(session, notify)
     if wanted == ():
         return
     recovered = to is JobState.SUCCEEDED and (wanted is None or any("recovered" in route.on for route in wanted))
-    error = (row.error or "")[:_ERROR_CHARS] or None
+    error = (job.error or "")[:_ERROR_CHARS] or None
     line = " ".join((error or "").split())[:_LINE_CHARS]
-    better = "recovered" if recovered and _was_bad(session, job_id, row.seq, row.name) else None
+    better = "recovered" if recovered and _was_bad(session, job.id, job.seq, job.name) else None
     body = {
-        "text": f"{row.name}: {better or to.value}" + (f": {line}" if line else "") + f" (job {job_id})",
-        "job": job_id,
-        "name": row.name,
-        "kind": row.kind,
+        "text": f"{job.name}: {better or to.value}" + (f": {line}" if line else "") + f" (job {job.id})",
+        "job": job.id,
+        "name": job.name,
+        "kind": job.kind,
         "state": to.value,
-        "attempt": row.attempt,
+        "attempt": job.attempt,
         "error": error,
-        "output": load_object(row.outputs).get("path"),
+        "output": load_object(job.outputs).get("path"),
         "at": _iso(now),
     }
-    news = News(event=to.value, better=better, name=row.name, body=body, job=job_id)
+    news = News(event=to.value, better=better, name=job.name, body=body, job=job.id)
     queue(session, news, wanted, notify, now)
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import Table, exists, insert, select
+from sqlalchemy import Table, bindparam, exists, insert, select
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import FencedOut
@@ -15,9 +15,15 @@ from nimble_jobs.store.changes import run
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.records import load_object
 from nimble_jobs.store.tables import JobRow, PublicationRow
-from nimble_jobs.store.transitions import owns
+from nimble_jobs.store.transitions import JOBS, MINE
 
-_NOTED = insert(cast(Table, PublicationRow.__table__))
+_TABLE = cast(Table, PublicationRow.__table__)
+_VALUES = {column.name: bindparam(f"its_{column.name}", type_=column.type) for column in _TABLE.c}
+_NOTED = (
+    insert(_TABLE)
+    .from_select(list(_VALUES), select(*_VALUES.values()).select_from(JOBS).where(*MINE).with_for_update())
+    .returning(_TABLE.c.token)
+)
 
 
 class Publications:
@@ -31,18 +37,20 @@ class Publications:
         """Record it durably before its folder takes its place. Raises FencedOut if another attempt owns the job."""
 
         def work(session: Session) -> None:
-            if not owns(session, publication.job_id, attempt):
-                raise FencedOut
-            run(
+            noted = run(
                 session,
                 _NOTED,
-                token=publication.token,
-                job=publication.job_id,
-                path=publication.path,
-                folder=publication.folder,
-                manifest_sha256=publication.manifest_sha256,
-                at=time.time(),
+                of_job=publication.job_id,
+                of_attempt=attempt,
+                its_token=publication.token,
+                its_job=publication.job_id,
+                its_path=publication.path,
+                its_folder=publication.folder,
+                its_manifest_sha256=publication.manifest_sha256,
+                its_at=time.time(),
             )
+            if noted.first() is None:
+                raise FencedOut
 
         self._db.write(work, beside=True)
 

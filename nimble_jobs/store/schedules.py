@@ -147,7 +147,7 @@ class Schedules:
 
     def ready(self, key: str) -> bool:
         """Whether the key has a stored schedule that is not quarantined. Reads no JSON."""
-        return self._db.read(lambda s: run(s, _STATE, of_key=key).scalar()) == ScheduleState.READY.value
+        return self._db.read(lambda s: run(s, _STATE, of_key=key).scalar(), single=True) == ScheduleState.READY.value
 
     def quarantine(self, key: str, reason: str, now: float, *, digest: str | None = None) -> None:
         """Set a schedule aside because its bytes are in doubt. The next job that needs it builds it again.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import ScalarSelect, Select, func, or_, select
+from sqlalchemy import ScalarSelect, Select, Table, bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import InFlight, Job, JobState, Member, ShardClaim, ShardCounts
@@ -13,6 +13,8 @@ from nimble_jobs.store.database import Database
 from nimble_jobs.store.records import load_object
 from nimble_jobs.store.shard_tables import MemberRow, ShardRow
 from nimble_jobs.store.tables import JobRow
+
+_JOBS = cast(Table, JobRow.__table__)
 
 
 class ShardQueries:
@@ -99,15 +101,15 @@ def software_of_job() -> ScalarSelect[str]:
     return first.order_by(MemberRow.joined_at, MemberRow.worker).limit(1).scalar_subquery()
 
 
-def wanting(worker: str, device: str) -> Select[Any]:
-    """The first running job that this worker may join."""
+def _wanting() -> Select[Any]:
+    """The first running job that a worker may join. It is given by `wanted_by` when the query runs."""
     of_job = (MemberRow.job == JobRow.id, MemberRow.attempt == JobRow.attempt)
     active = (*of_job, MemberRow.left_at.is_(None))
-    kind = device.partition(":")[0]
-    same = select(MemberRow.worker).where(*active, or_(MemberRow.device == kind, MemberRow.device.like(f"{kind}:%")))
+    kind = or_(MemberRow.device == bindparam("of_kind"), MemberRow.device.like(bindparam("numbered")))
+    same = select(MemberRow.worker).where(*active, kind)
     mine = select(MemberRow.worker).where(
         *of_job,
-        MemberRow.worker == worker,
+        MemberRow.worker == bindparam("for_worker"),
         or_(MemberRow.left_at.is_(None), MemberRow.failures >= JobRow.max_attempts),
     )
     open_ = select(ShardRow.index).where(ShardRow.job == JobRow.id, ShardRow.state == "open")
@@ -127,6 +129,22 @@ def wanting(worker: str, device: str) -> Select[Any]:
         .order_by(JobRow.rank, JobRow.seq)
         .limit(1)
     )
+
+
+def joinable(wanting: Select[Any]) -> Select[Any]:
+    """The columns of the job that a query finds, and what its members run on."""
+    return select(*_JOBS.c, software_of_job().label("members_software")).where(JobRow.id == wanting.scalar_subquery())
+
+
+def wanted_by(worker: str, device: str) -> dict[str, str]:
+    """The values for `WANTING` of a worker."""
+    kind = device.partition(":")[0]
+    return {"for_worker": worker, "of_kind": kind, "numbered": f"{kind}:%"}
+
+
+# Built once, as in `transitions`: every claim asks this first.
+WANTING = _wanting()
+JOINABLE = joinable(WANTING)
 
 
 def _member(row: MemberRow) -> Member:

@@ -11,15 +11,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from typing import Any
 
-from sqlalchemy import case, func, select, update
+from sqlalchemy import Select, case, func, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import FencedOut
 from nimble_jobs.job import Job, JobState, ShardClaim
 from nimble_jobs.machine import Software, misfit
 from nimble_jobs.plural import count
-from nimble_jobs.store.changes import AS_IT_IS, changed
+from nimble_jobs.store.changes import AS_IT_IS, changed, run
 from nimble_jobs.store.records import job_record, load_object
 from nimble_jobs.store.shard_changes import (
     active,
@@ -38,7 +39,7 @@ from nimble_jobs.store.shard_changes import (
     take,
     tolerated,
 )
-from nimble_jobs.store.shard_queries import ShardQueries, software_of_job, wanting
+from nimble_jobs.store.shard_queries import JOINABLE, WANTING, ShardQueries, joinable, wanted_by
 from nimble_jobs.store.shard_tables import MemberRow, ShardRow
 from nimble_jobs.store.tables import JobRow
 from nimble_jobs.store.transitions import End, held, leave_running, record_event
@@ -120,20 +121,19 @@ class Shards(ShardQueries):
         The record's worker is this one, and `joined` is set. `may` gets the job, and how this worker's `software`
         differs from what its other members run on. Jobs for which it is false are left to others.
         """
-        query = wanting(worker, device)
+        query, of_job, given = WANTING, JOINABLE, wanted_by(worker, device)
         while True:  # read first, so that an idle worker does not take the write lock
-            of_job = select(JobRow, software_of_job()).where(JobRow.id == query.scalar_subquery())
-            found = self._db.read(lambda session, of_job=of_job: session.execute(of_job).one_or_none())  # type: ignore[misc]
-            if found is None:
+            row = self._db.read(partial(_one, query=of_job, given=given), single=True)
+            if row is None:
                 return None
-            row, theirs = found
-            if may(job_record(row), misfit(software, expected=load_object(theirs))):
+            if may(job_record(row), misfit(software, expected=load_object(row.members_software))):
                 break
             query = query.where(JobRow.id != row.id)
+            of_job = joinable(query)
         query = query.where(JobRow.id == row.id, JobRow.attempt == row.attempt)  # `may` was asked about this attempt
 
         def work(session: Session) -> Job | None:
-            found = session.scalar(query)
+            found = run(session, query, **given).scalar()
             row = session.scalar(select(JobRow).where(JobRow.id == found).with_for_update())
             if row is None or row.state != JobState.RUNNING.value:
                 return None
@@ -312,3 +312,8 @@ class Shards(ShardQueries):
         job = replace(job_record(row), worker=worker)
         left = self._leave(job, now, f"worker {worker} died", if_active=True)
         return [replace(job, state=JobState.FAILED)] if left is Left.FAILED else []
+
+
+def _one(session: Session, *, query: Select[Any], given: dict[str, str]) -> Any:
+    """The row of a query, None if there is none."""
+    return run(session, query, **given).one_or_none()

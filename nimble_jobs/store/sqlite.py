@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from nimble_jobs.errors import Damaged, NimbleError, StoreError, StoreTrouble
 
 IMMEDIATE = "BEGIN IMMEDIATE"  # a transaction that has the write lock from its start
+SINGLE = ""  # no BEGIN: a statement that reads is a transaction by itself
 _ASK_S = (0.001, 0.004)  # between two tries for the write lock
 _INCREMENTAL = 2  # of PRAGMA auto_vacuum
 _WAL_IS_SOUND = (3, 51, 3)  # older versions can lose committed pages when the log is reset
@@ -24,7 +25,9 @@ def journal_mode() -> str:
 
 
 def prepare(engine: Engine, busy_timeout_s: float) -> None:
-    """Set up every connection. One whose execution option `begin` is IMMEDIATE waits for the write lock."""
+    """Set up every connection. One whose execution option `begin` is IMMEDIATE waits for the write lock. One whose
+    option is SINGLE must do no more than one statement.
+    """
 
     @event.listens_for(engine, "connect")
     def connect(connection: sqlite3.Connection, _record: object) -> None:
@@ -51,7 +54,7 @@ def prepare(engine: Engine, busy_timeout_s: float) -> None:
         statement = connection.get_execution_options().get("begin", "BEGIN")
         if statement == IMMEDIATE:
             _await_lock(connection, busy_timeout_s)
-        else:
+        elif statement != SINGLE:
             connection.exec_driver_sql(statement)
 
 

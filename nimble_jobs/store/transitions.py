@@ -5,36 +5,37 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import Table, bindparam, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Table, bindparam, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import JobState, When
 from nimble_jobs.store import totals
 from nimble_jobs.store.changes import batched, run
 from nimble_jobs.store.changes import changed as changed
-from nimble_jobs.store.notices import queue_end, queue_start
+from nimble_jobs.store.new_ticks import count_ticks
+from nimble_jobs.store.notices import TOLD, EndedJob, queue_end, queue_start
 from nimble_jobs.store.postgres import end_alone
 from nimble_jobs.store.ranks import take_back
 from nimble_jobs.store.records import dump
 from nimble_jobs.store.shard_tables import ShardRow
 from nimble_jobs.store.tables import AttemptRow, EventRow, JobRow, WaitRow
+from nimble_jobs.store.timer_records import TickOutcome
+from nimble_jobs.store.timer_tables import TickRow, TimerRow
 from nimble_jobs.store.totals import Total
-from nimble_jobs.store.words import plain
+from nimble_jobs.store.words import plain, words
 
 FINAL = tuple(state.value for state in JobState if state.final)
 
 # Statements that every job needs, built once: building one takes ten times as long as running it.
 JOBS = cast(Table, JobRow.__table__)
 _ATTEMPTS, _WAITS = cast(Table, AttemptRow.__table__), cast(Table, WaitRow.__table__)
-_EVENT = insert(cast(Table, EventRow.__table__))
+_EVENTS = cast(Table, EventRow.__table__)
+_EVENT = insert(_EVENTS)
 _ATTEMPT = insert(_ATTEMPTS)
 MINE = (
     JOBS.c.id == bindparam("of_job"),
     JOBS.c.attempt == bindparam("of_attempt"),
     JOBS.c.state == JobState.RUNNING.value,
-)
-_COUNTED = (
-    select(JOBS.c.kind, JOBS.c.started_at, JOBS.c.records_done, JOBS.c.records_counted).where(*MINE).with_for_update()
 )
 _OWNED = select(JOBS.c.id).where(*MINE).with_for_update()
 MINE_CHANGED = update(JOBS).where(*MINE)  # values are bound when it runs
@@ -44,6 +45,40 @@ ATTEMPT_CHANGED = update(_ATTEMPTS).where(
 _SHARDS = cast(Table, ShardRow.__table__)
 _SHARDS_GONE = delete(_SHARDS).where(_SHARDS.c.job == bindparam("of_job"))
 _AWAITED = select(_WAITS.c.job).where(_WAITS.c.parent == bindparam("of_job")).limit(1)
+_TIMERS, _TICKS = cast(Table, TimerRow.__table__), cast(Table, TickRow.__table__)
+_SUCCEEDED = (
+    update(_TIMERS)
+    .where(_TIMERS.c.name.in_(select(_TICKS.c.timer).where(_TICKS.c.job == bindparam("of_job"))))
+    .values(last_success_at=bindparam("at"))
+)
+
+
+def _any(column: ColumnElement[Any]) -> ColumnElement[bool]:
+    return select(column).where(column == JOBS.c.id).exists()
+
+
+# All that the end of an attempt depends on. Rows of other tables that name a running job are added only by transactions
+# that run alone, so none can be missed.
+_ENDING = (
+    select(
+        *(JOBS.c.started_at, JOBS.c.records_done, JOBS.c.records_counted, *TOLD),
+        _any(_SHARDS.c.job).label("has_shards"),
+        _any(_WAITS.c.parent).label("is_awaited"),
+        _any(_TICKS.c.job).label("has_tick"),
+    )
+    .where(*MINE)
+    .with_for_update()
+)
+_OWN = {
+    name: bindparam(f"of_{name}", type_=_EVENTS.c[name].type)
+    for name in ("at", "job", "attempt", "kind", "message", "data")
+}
+_PRESENT = (JOBS.c.id == _OWN["job"], JOBS.c.attempt == _OWN["attempt"])
+_OWN_EVENT = (
+    insert(_EVENTS)
+    .from_select(list(_OWN), select(*_OWN.values()).select_from(JOBS).where(*_PRESENT).with_for_update())
+    .returning(_EVENTS.c.seq)
+)
 
 
 def record_event(
@@ -57,8 +92,26 @@ def record_event(
     data: dict[str, Any] | None = None,
 ) -> None:
     """Add an event to the transaction."""
-    text = dump(plain(data)) if data else "{}"
-    run(session, _EVENT, at=now, job=job, attempt=attempt, kind=kind, message=message, data=text)
+    run(session, _EVENT, at=now, job=job, attempt=attempt, kind=kind, message=message, data=_text(data))
+
+
+def record_own_event(
+    session: Session,
+    kind: str,
+    message: str,
+    *,
+    now: float,
+    job: str | None,
+    attempt: int,
+    data: dict[str, Any] | None = None,
+) -> bool:
+    """As `record_event`. False, and nothing is recorded, if a newer attempt of the job has begun."""
+    values = {"of_at": now, "of_job": job, "of_attempt": attempt, "of_kind": kind, "of_message": message}
+    return run(session, _OWN_EVENT, **values, of_data=_text(data)).first() is not None
+
+
+def _text(data: dict[str, Any] | None) -> str:
+    return dump(plain(data)) if data else "{}"
 
 
 def start_attempt(session: Session, row: JobRow, now: float) -> None:
@@ -91,6 +144,7 @@ class End:
     error: str | None = None
     outcome: str | None = None  # of the attempt; None: named as the event
     replays: int = 0  # how many replays the attempt made
+    empty: bool = False  # it succeeded because there was nothing to do
 
     @property
     def event(self) -> str:
@@ -110,32 +164,44 @@ def leave_running(session: Session, job_id: str, attempt: int, end: End, *, now:
     if end.to.final:
         values |= {"finished_at": now}
     mine = {"of_job": job_id, "of_attempt": attempt}
-    run_so_far = run(session, _COUNTED, **mine).one_or_none()
-    if run_so_far is None:
+    job = run(session, _ENDING, **mine).one_or_none()
+    if job is None:
         return False
-    counted = _count(session, run_so_far, end, now)
+    counted = _count(session, job, end, now)
     values |= {"state": end.to.value, "phase": None, "error": end.error, "records_counted": counted}
     if run(session, MINE_CHANGED, **mine, **values).rowcount != 1:
         return False
     run(session, ATTEMPT_CHANGED, **mine, finished_at=now, outcome=end.attempt_outcome, error=end.error)
-    if end.to.final:
+    if end.to.final and job.has_shards:
         run(session, _SHARDS_GONE, of_job=job_id)
     record_event(session, end.event, end.message, now=now, job=job_id, attempt=attempt)
-    queue_end(session, job_id, end.to, now)
-    settle(session, job_id, end.to, now)
+    error = None if end.error is None else words(end.error)
+    queue_end(session, EndedJob.of(job, error=error, outputs=values.get("outputs", job.outputs)), end.to, now)
+    if job.is_awaited:
+        settle(session, job_id, end.to, now)
+    if end.to is JobState.SUCCEEDED and job.has_tick:
+        _tell_timer(session, job_id, empty=end.empty, now=now)
     return True
 
 
-def _count(session: Session, so_far: Any, end: End, now: float) -> int:
+def _count(session: Session, job: Any, end: End, now: float) -> int:
     """Add what an attempt did to the totals. Returns how many of its job's records they include now."""
-    kind, started_at, done, counted = so_far
-    seconds = 0.0 if started_at is None else now - started_at
-    totals.add(session, Total.ATTEMPT, kind, end.attempt_outcome, seconds=seconds)
-    totals.add(session, Total.RECORDS, kind, count=done - counted)
-    totals.add(session, Total.REPLAYS, kind, count=end.replays)
+    done, counted = job.records_done, job.records_counted
+    seconds = 0.0 if job.started_at is None else now - job.started_at
+    totals.add(session, Total.ATTEMPT, job.kind, end.attempt_outcome, seconds=seconds)
+    totals.add(session, Total.RECORDS, job.kind, count=done - counted)
+    totals.add(session, Total.REPLAYS, job.kind, count=end.replays)
     if end.to.final:
-        totals.add(session, Total.ENDED, kind, end.to.value)
+        totals.add(session, Total.ENDED, job.kind, end.to.value)
     return int(max(done, counted))
+
+
+def _tell_timer(session: Session, job_id: str, *, empty: bool, now: float) -> None:
+    """Record the success of a timer's job with the timer, and with its tick if there was nothing to do."""
+    if run(session, _SUCCEEDED, of_job=job_id, at=now).rowcount and empty:
+        tick = update(TickRow).where(TickRow.job == job_id)
+        count = changed(session, tick.values(outcome=TickOutcome.EMPTY.value, reason="no new files"))
+        count_ticks(session, TickOutcome.EMPTY, count)
 
 
 def leave_queued(
@@ -176,20 +242,19 @@ def _end_queued(
         update(JobRow)
         .where(JobRow.id == job_id, JobRow.state == JobState.QUEUED.value)
         .values(state=to.value, error=error, finished_at=now, held=False, blockers=0, skipped_by=skipped_by)
-        .returning(JobRow.urgency, JobRow.kind)
+        .returning(JobRow.urgency, *TOLD)
     )
     ended = session.execute(statement, execution_options={"synchronize_session": False}).one_or_none()
     if ended is None:
         return False
-    urgency, kind = ended
     run(session, _SHARDS_GONE, of_job=job_id)
-    totals.add(session, Total.ENDED, kind, to.value)
+    totals.add(session, Total.ENDED, ended.kind, to.value)
     record_event(session, event, message, now=now, job=job_id)
-    queue_end(session, job_id, to, now)
+    queue_end(session, EndedJob.of(ended, error=ended.error, outputs=ended.outputs), to, now)
     parents = list(session.scalars(select(WaitRow.parent).where(WaitRow.job == job_id)))
     if parents:
         changed(session, delete(WaitRow).where(WaitRow.job == job_id))
-        take_back(session, parents, urgency)
+        take_back(session, parents, ended.urgency)
     return True
 
 

@@ -38,6 +38,8 @@ def plain(value: Any) -> Any:
     match value:
         case str():
             return words(value)
+        case None | bool() | int() | float():
+            return value
         case Mapping():
             return {words(str(k)): plain(v) for k, v in value.items()}
         case list() | tuple():

@@ -162,7 +162,7 @@ def test_none_before_its_change_is_durable(store: Store, receiver: Receiver, mon
         raise OSError("no space left")
 
     with monkeypatch.context() as broken:
-        broken.setattr("nimble_jobs.store.transitions.settle", full)
+        broken.setattr("nimble_jobs.store.totals.write", full)
         with pytest.raises(OSError, match="no space"):
             store.jobs.fail(job.id, 1, error="bad", retry=False, lost=False, now=NOW)
     assert store.outbox.list() == []
