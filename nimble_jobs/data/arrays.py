@@ -28,6 +28,7 @@ from nimble_jobs.spec.units import format_bytes
 # Smaller arrays are read whole: that is as fast, is checked by CRC, and is safe from later changes of the file.
 LEAVE_FROM_BYTES = 16 << 20
 _READ_BYTES = 1 << 20  # bytes of an archive read at a time
+_SMALL_BYTES = 1 << 20  # taken without a question for free memory, which reads several files of the kernel
 _BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -246,7 +247,7 @@ def _left(header: _Header, stamp: Stamp, offset: int) -> FileRows | FortranRows:
 def _in_memory(file: IO[bytes], header: _Header, where: str) -> np.ndarray:
     """The array, read whole from the end of its header. Raises DataError if it does not fit into memory."""
     needed = math.prod(header.shape) * header.dtype.itemsize
-    if needed > (free := memory.available_bytes()):
+    if needed > _SMALL_BYTES and needed > (free := memory.available_bytes()):
         raise DataError(
             f"{where}: is compressed and needs {format_bytes(needed)} of memory, but only {format_bytes(free)} is "
             "free; expected less, or an uncompressed array (numpy.savez or numpy.save)"

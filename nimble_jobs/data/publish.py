@@ -6,7 +6,6 @@ manifest: the store records the manifest's SHA-256 and the folder's inode under 
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import hashlib
 import json
@@ -88,7 +87,7 @@ def manifest(
         "basis": basis,
         "records": records,
         "bad": bad,
-        "files": [dataclasses.asdict(e) for e in entries],
+        "files": [{**vars(e)} for e in entries],
         "summary": summary,
     }
 

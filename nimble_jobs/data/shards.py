@@ -25,7 +25,8 @@ class Shard:
     shortened: int = 0  # texts that lost tokens
 
     def to_bytes(self) -> bytes:
-        body = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        lists = {"files": [vars(f) for f in self.files], "bad": [dataclasses.asdict(b) for b in self.bad]}
+        body = json.dumps({**vars(self), **lists}, sort_keys=True)
         return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n".encode()
 
     @classmethod

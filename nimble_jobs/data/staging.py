@@ -16,13 +16,12 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from nimble_jobs.data import publish as publication
 from nimble_jobs.data import writers
-from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_of, sync_all, write_file
+from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_of, synced_beside, write_file
 from nimble_jobs.data.hidden import probe_of, staging_root
 from nimble_jobs.data.publish import MANIFEST, FileEntry, Ledger
 from nimble_jobs.data.records import BadRecord
@@ -156,10 +155,8 @@ class Staging(Unpublished):
                 remove_tree(stray)
         lasting = [self._folder / name for name in (*sorted(self._unsynced), MANIFEST)]
         # Before the folder takes its place, its files and the note must be durable, in whichever order.
-        with ThreadPoolExecutor(1, thread_name_prefix="nimble-sync") as beside:
-            synced = beside.submit(sync_all, [*lasting, self._folder])
+        with synced_beside([*lasting, self._folder]):
             self._ledger.note(publication.publication(self._output, self._folder, manifest, raw), self._attempt)
-            synced.result()
         return manifest
 
     def adopt(self, *, last: bool = False) -> None:

@@ -62,9 +62,8 @@ class Sink(Generic[T]):
         self._line: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._error: BaseException | None = None
         self._unwanted = threading.Event()
-        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(threads)]
-        if not depth:
-            self._threads = []
+        own = threads if depth else 0
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for _ in range(own)]
         if meter is not None:
             meter.limit, meter.workers = depth, threads
         for thread in self._threads:

@@ -90,6 +90,8 @@ class _JobLog(logging.Handler):
         super().close()
 
     def _write(self) -> None:
+        if not (self._waiting or self._lost):
+            return
         with suppress(OSError):
             try:
                 descriptor = os.open(self._path, _APPENDING, 0o666)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from nimble_jobs.errors import FencedOut, StoreError
 from nimble_jobs.job import BadKind, Job
+from nimble_jobs.pipeline import Beside
 from nimble_jobs.store import Jobs, Membership
 from nimble_jobs.workloads.context import Stop
 
@@ -56,11 +57,11 @@ class Pulse:
         self._lock = threading.Lock()  # guards _values, _dirty and _waiting
         self._writing = threading.Lock()  # one write at a time, so that no older count overwrites a newer one
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name=f"pulse-{job.id}", daemon=True)
+        self._beating = threading.Lock()  # held during each beat
 
     def __enter__(self) -> Self:
         self._computing = threading.get_ident()
-        self._thread.start()
+        Beside(self._beat, name=f"pulse-{self._job.id}")
         self.moved()
         return self
 
@@ -68,7 +69,8 @@ class Pulse:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        self._thread.join()
+        with self._beating:  # the last beat is over
+            pass
 
     def stop(self) -> Stop:
         """What the workload should do now. Raises FencedOut if the attempt no longer owns the job."""
@@ -184,8 +186,11 @@ class Pulse:
         troubled = False
         while not self._over.wait(self._interval_s):
             try:
-                self.flush()
-                self._cancel = self._cancel or self._jobs.cancel_wanted(self._job.id, self._job.attempt)
+                with self._beating:
+                    if self._over.is_set():
+                        return
+                    self.flush()
+                    self._cancel = self._cancel or self._jobs.cancel_wanted(self._job.id, self._job.attempt)
                 troubled = False
             except FencedOut:  # the computing thread gets the error at its next report or question
                 return
@@ -193,3 +198,6 @@ class Pulse:
                 if not troubled:
                     log.warning("writing progress failed: %s", error)
                 troubled = True
+            except Exception:
+                log.exception("progress is no longer written, and a cancellation no longer seen")
+                raise

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -11,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nimble_jobs.pipeline import Load, Meter, Pool, Sink, ahead, bottleneck, mapped
+from nimble_jobs.pipeline import Beside, Load, Meter, Pool, Sink, ahead, bottleneck, mapped
 from tests.waiting import PATIENCE_S, until
 
 
@@ -134,6 +138,61 @@ def test_a_sink_that_is_dropped_forgets_what_waits() -> None:
     go_on.set()
     dropping.join(PATIENCE_S)
     assert found == [0]
+
+
+def test_a_thread_is_kept_for_the_next_piece_of_work() -> None:
+    """Pieces after each other share a thread, which has the piece's name; two at once have two."""
+    names, threads, go_on = list[str](), set[int](), threading.Event()
+
+    def work() -> None:
+        names.append(threading.current_thread().name)
+        threads.add(threading.get_ident())
+
+    for name in ("a", "b", "c"):
+        Beside(work, name=name).wait()
+    assert names == ["a", "b", "c"]
+    assert len(threads) == 1
+    waits = Beside(lambda: go_on.wait(PATIENCE_S), name="waits")
+    Beside(work, name="d").wait()
+    go_on.set()
+    waits.wait()
+    assert len(threads) == 2
+
+
+def test_a_kept_thread_survives_an_error_and_holds_nothing() -> None:
+    """The error comes where the end is awaited, each time; what the work held is free then."""
+
+    class Held:
+        def fail(self) -> None:
+            raise ValueError("broken")
+
+    held = Held()
+    free = weakref.ref(held)
+    broken = Beside(held.fail, name="test")
+    del held
+    for _ in range(2):
+        with pytest.raises(ValueError, match="broken"):
+            broken.wait()
+    del broken
+    gc.collect()
+    assert free() is None
+    Beside(lambda: None, name="test").wait()
+
+
+def test_a_forked_process_starts_threads_of_its_own() -> None:
+    """It has none of those that its parent kept."""
+    code = """
+import os
+from nimble_jobs.pipeline import Beside
+
+Beside(lambda: None, name="test").wait()
+child = os.fork()
+Beside(lambda: None, name="test").wait()
+if child:
+    assert os.waitpid(child, 0) == (child, 0)
+"""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code]
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
 
 
 def test_things_of_a_pool_go_round() -> None:
