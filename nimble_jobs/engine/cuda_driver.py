@@ -52,12 +52,18 @@ def _check(status: int, name: str) -> None:
         raise EngineError(f"the kernel {name} cannot be loaded: {_text(status)}")
 
 
-def create_stream(device: torch.device) -> int:
-    """Handle of a new stream in the context that torch uses, too. Raises OutOfMemory, DeviceFault."""
+def create_stream(device: torch.device, *, urgent: bool = False) -> int:
+    """Handle of a new stream in the context that torch uses, too. Raises OutOfMemory, DeviceFault.
+
+    Blocks of an `urgent` one's kernels are the next to start when a multiprocessor has room.
+    """
     cuda, stream, before = driver(), ctypes.c_void_p(), ctypes.c_void_p()
+    least, greatest = ctypes.c_int(), ctypes.c_int()
     status = cuda.cuCtxPushCurrent_v2(_context(device.index or 0))  # this thread may have none
     if status == 0:
-        status = cuda.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING)
+        status = cuda.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
+        priority = greatest.value if urgent else least.value
+        status = status or cuda.cuStreamCreateWithPriority(ctypes.byref(stream), _NON_BLOCKING, priority)
         cuda.cuCtxPopCurrent_v2(ctypes.byref(before))
     if status:
         raise _lost(status)

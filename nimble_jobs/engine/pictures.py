@@ -65,7 +65,8 @@ class PictureDecoder:
         if able(self.device).streams:
             with _LOCK:
                 free = _STREAMS.setdefault(self.device.index, [])
-                self._stream = free.pop() if free else streams.take(self.device)
+                # Its kernels are short, and replays keep all multiprocessors busy: behind them each would wait.
+                self._stream = free.pop() if free else streams.urgent(self.device)
             self.done = torch.cuda.Event()
         self._tables = Tables(self.device)
         self._memory = BlankMemory(self.device, self._at_once_bytes)

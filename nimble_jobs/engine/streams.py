@@ -30,6 +30,11 @@ def take(device: torch.device) -> torch.cuda.Stream:
         return torch.cuda.ExternalStream(create_stream(device), device)
 
 
+def urgent(device: torch.device) -> torch.cuda.Stream:
+    """A new stream whose kernels go before those of other streams, for good. Raises OutOfMemory, DeviceFault."""
+    return torch.cuda.ExternalStream(create_stream(device, urgent=True), device)
+
+
 def give_back(stream: torch.cuda.Stream) -> None:
     """Let others use a stream. Work may still run on it, which theirs then follows, but no capture."""
     _idle(stream.device).append(stream)

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from nimble_jobs.engine.streams import borrowed, give_back, take
+from nimble_jobs.engine.streams import borrowed, give_back, take, urgent
 
 DEVICE = torch.device("cuda", 0)
 
@@ -57,3 +57,10 @@ def test_what_another_thread_does_is_no_part_of_a_capture() -> None:
     torch.cuda.synchronize(DEVICE)
     assert not failed
     assert (int(mine), int(theirs)) == (2, 64)
+
+
+def test_urgent_streams_go_first() -> None:
+    """The device says so."""
+    stream = take(DEVICE)
+    assert urgent(DEVICE).priority < stream.priority == 0
+    give_back(stream)
