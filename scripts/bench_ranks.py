@@ -1,7 +1,7 @@
 """Fine-tuning on several devices beside one, with the same global batch: records a second, and how far losses differ.
 
     python scripts/bench_ranks.py [--gpus 2] [--models resnet50,mobilenet_v2] [--size 224] [--batch 256] [--steps 60]
-                                  [--dtype bf16] [--device auto] [--lr 0.01] [--on-miss build]
+                                  [--dtype bf16] [--device auto] [--lr 0.01] [--on-miss build] [--fuse auto]
 
 Records are random pictures in one array, so that decoding is no part of it. Prints one line of JSON for each model.
 `worst_loss_difference` is the largest relative one over all steps. Needs so many free GPUs; with `--device cpu` the
@@ -34,7 +34,7 @@ kind: finetune
 model: {{source: "torchvision:{model}", args: {{num_classes: 10}}, dtype: {dtype}}}
 input: {{source: records.npz, format: npz, fields: {{x: images, label: labels}}, batch_size: {batch}}}
 output: {{path: out/{model}-{gpus}, if_exists: replace}}
-schedule: {{on_miss: {on_miss}}}
+schedule: {{on_miss: {on_miss}, fuse: "{fuse}"}}
 train: {{epochs: {epochs}, optimizer: {{name: sgd, lr: {lr}, momentum: 0.9}}, checkpoint: null}}
 run: {{device: {device}, gpus: {gpus}}}
 """
@@ -52,6 +52,7 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--on-miss", default="build")
+    parser.add_argument("--fuse", choices=("auto", "off", "max"), default="auto", help="off builds in seconds")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -89,7 +90,7 @@ def _compared(store: Store, folder: Path, model: str, options: argparse.Namespac
 
 def _trained(store: Store, folder: Path, model: str, gpus: int, options: argparse.Namespace) -> Job:
     spec = folder / f"{model}-{gpus}.yaml"
-    given = {name: getattr(options, name) for name in ("batch", "dtype", "lr", "device", "on_miss")}
+    given = {name: getattr(options, name) for name in ("batch", "dtype", "lr", "device", "on_miss", "fuse")}
     spec.write_text(SPEC.format(model=model, gpus=gpus, epochs=-(-options.steps // _BATCHES), **given))
     queued = client.submit(spec, store=store, foreground=True)
     done = run_inline(store, queued.id)
