@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch.nn import functional
 
 from nimble_jobs.engine import static_triton
-from nimble_jobs.engine.device import able
+from nimble_jobs.engine.own_kernels import Launched, put_in_place
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
@@ -134,21 +134,16 @@ def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
 
     Over memory that our kernel cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
     """
-    if not able(device).kernels:
-        return recording
-    kernels = dict(recording.kernels)
-    tasks = []
-    for task in recording.program.tasks:
+
+    def ours(task: Task) -> Launched | None:
         seen = shape_of(task)
-        if seen is not None:
-            kernel = compiled(*seen, float(str(task.args[5])), str(task.args[6]), capability_of(device))
-            kernels[kernel.name] = kernel
-            out: Any = task.outputs
-            q, k, v, mask = task.args[:4]
-            args = (q, k, v, q if mask is None else mask, out)  # without a mask the kernel does not read that argument
-            task = replace(task, op=kernel.name, args=args, outputs=None, writes=(out,), mutates=(out,))
-        tasks.append(task)
-    return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
+        if seen is None:
+            return None
+        q, k, v, mask = task.args[:4]  # without a mask the kernel does not read that argument
+        kernel = compiled(*seen, float(str(task.args[5])), str(task.args[6]), capability_of(device))
+        return Launched(kernel=kernel, given=(q, k, v, q if mask is None else mask))
+
+    return put_in_place(recording, device, ours)
 
 
 def shape_of(task: Task) -> tuple[Shape, Lie] | None:

@@ -5,10 +5,8 @@ attention, where our kernel is faster.
 from __future__ import annotations
 
 import functools
-import hashlib
 import operator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from nimble_jobs.engine.attention import OPERATOR, Lie, Mask, Shape, Wanted, com
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.fx_nodes import fixed_example
+from nimble_jobs.engine.own_kernels import digest_of
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.static_triton import capability_of
 from nimble_jobs.errors import EngineError
@@ -92,18 +91,10 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 def fastest(shape: Shape, device: torch.device) -> str | None:
     """The tile with which our kernel is fastest; None if the library is, now or as measured earlier."""
     parts = {name: str(value) for name, value in asdict(shape).items()}
-    parts |= {"task": "attention", "code": _code_digest()} | choices.parts_here(device)
+    parts |= {"task": "attention", "code": digest_of("attention", "attention_triton")} | choices.parts_here(device)
     with modes_off():
         way = choices.current().choose(parts, ("library", *shape.tiles), lambda: _times(shape, device))
     return None if way == "library" else way
-
-
-@functools.cache
-def _code_digest() -> str:
-    """Of the source of our kernel and of its tiles."""
-    here = Path(__file__)
-    sources = [here.with_name(f"{name}.py").read_bytes() for name in ("attention", "attention_triton")]
-    return hashlib.sha256(b"".join(sources)).hexdigest()
 
 
 def _times(shape: Shape, device: torch.device) -> TaskTimes:
@@ -150,9 +141,7 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
         if relative_norm(out, theirs) <= _EXACT[shape.dtype]:
             calls[tile] = call
     times = dict(zip(calls, measure.kernel_times_us(list(calls.values()), device), strict=True))
-    best = min(times, key=lambda way: times[way])
-    chosen = best if times[best] <= _GAIN * times["library"] else "library"
-    return TaskTimes(task=shape.words, times_us=tuple(times.items()), chosen=chosen)
+    return choices.fastest_of(shape.words, times, _GAIN)
 
 
 def _shape(call: dict[str, Any], device: torch.device) -> Shape | None:

@@ -90,3 +90,12 @@ def using(choices: Choices) -> Iterator[Choices]:
 def parts_here(device: torch.device) -> dict[str, str]:
     """The parts of a task's key that name the device and the software under it."""
     return facts(device) | {"format": str(FORMAT_VERSION)}
+
+
+def fastest_of(task: str, times: Mapping[str, float], gain: float) -> TaskTimes:
+    """What was measured, by way, in microseconds, and the choice: the fastest way if it takes at most the share `gain` of
+    the library's time, else the library's.
+    """
+    best = min(times, key=lambda way: times[way])
+    chosen = best if times[best] <= gain * times["library"] else "library"
+    return TaskTimes(task=task, times_us=tuple(times.items()), chosen=chosen)

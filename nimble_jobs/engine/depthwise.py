@@ -7,10 +7,8 @@ a second. Our kernels are compiled once and stored as machine code, like Inducto
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from nimble_jobs.engine import choices, measure, static_triton
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.own_kernels import digest_of
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
@@ -218,10 +217,9 @@ def _faster(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> St
     return _kernel(shape, capability_of(device)) if way == "ours" else None
 
 
-@functools.cache
 def code_digest() -> str:
     """Of the source of our kernels."""
-    return hashlib.sha256(Path(__file__).with_name("depthwise_triton.py").read_bytes()).hexdigest()
+    return digest_of("depthwise_triton")
 
 
 @functools.lru_cache(maxsize=4096)

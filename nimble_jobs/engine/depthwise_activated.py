@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
 from nimble_jobs.engine import depthwise, static_triton
-from nimble_jobs.engine.device import able
+from nimble_jobs.engine.own_kernels import Launched, put_in_place
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
@@ -83,18 +82,14 @@ def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
 
     Over memory that our kernel cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
     """
-    if not able(device).kernels:
-        return recording
-    kernels = dict(recording.kernels)
-    tasks = []
-    for task in recording.program.tasks:
+
+    def ours(task: Task) -> Launched | None:
         one = activated_of(task)
-        if one is not None:
-            kernel = compiled(one, capability_of(device))
-            kernels[kernel.name] = kernel
-            task = _ours(task, one)
-        tasks.append(task)
-    return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
+        if one is None:
+            return None
+        return Launched(kernel=compiled(one, capability_of(device)), given=task.args[:3], sizes=one.shape.sizes)
+
+    return put_in_place(recording, device, ours)
 
 
 def activated_of(task: Task) -> Activated | None:
@@ -131,9 +126,3 @@ def compiled(one: Activated, capability: int) -> StaticKernel:
         sizes=depthwise_triton.SIZES,
         constants=constants | {"ACTIVATION": list(ACTIVATIONS).index(one.activation)},
     )
-
-
-def _ours(task: Task, one: Activated) -> Task:
-    out: Any = task.outputs
-    args = (*task.args[:3], out, *one.shape.sizes)
-    return replace(task, op=one.name, args=args, outputs=None, writes=(out,), mutates=(out,))

@@ -128,10 +128,7 @@ def fastest(group: Group, device: torch.device) -> Way:
     """The fastest way, by measurement on `device` with the process's current precision switches, now or earlier."""
 
     def measured() -> TaskTimes:
-        times = times_us(group, device)
-        best = min(times, key=lambda way: times[way])
-        chosen = best if times[best] <= _GAIN * times["library"] else "library"
-        return TaskTimes(task=group.words, times_us=tuple(times.items()), chosen=chosen)
+        return choices.fastest_of(group.words, times_us(group, device), _GAIN)
 
     parts = {each.name: str(getattr(group, each.name)) for each in fields(group)}
     parts |= {"task": "convolution", "memory_format": str(MEMORY_FORMAT)} | choices.parts_here(device)

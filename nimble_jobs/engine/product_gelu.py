@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
 from nimble_jobs.engine import static_triton
-from nimble_jobs.engine.device import able
+from nimble_jobs.engine.own_kernels import Launched, put_in_place
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
@@ -89,20 +88,14 @@ def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
 
     Over memory that our kernel cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
     """
-    if not able(device).kernels:
-        return recording
-    kernels = dict(recording.kernels)
-    tasks = []
-    for task in recording.program.tasks:
+
+    def ours(task: Task) -> Launched | None:
         shape = shape_of(task)
-        if shape is not None:
-            kernel = compiled(shape, str(task.args[3]), capability_of(device))
-            kernels[kernel.name] = kernel
-            out: Any = task.outputs
-            args = (*task.args[:3], out)
-            task = replace(task, op=kernel.name, args=args, outputs=None, writes=(out,), mutates=(out,))
-        tasks.append(task)
-    return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
+        if shape is None:
+            return None
+        return Launched(kernel=compiled(shape, str(task.args[3]), capability_of(device)), given=task.args[:3])
+
+    return put_in_place(recording, device, ours)
 
 
 def shape_of(task: Task) -> Shape | None:

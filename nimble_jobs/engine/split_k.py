@@ -11,17 +11,15 @@ kernel is faster. In the recording our kernel takes their place.
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from nimble_jobs.engine import static_triton
-from nimble_jobs.engine.device import able
+from nimble_jobs.engine.own_kernels import Launched, digest_of, put_in_place
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
@@ -131,12 +129,9 @@ def parts_of(way: str) -> int:
     return int(way.rpartition("/")[2])
 
 
-@functools.cache
 def code_digest() -> str:
     """Of the source of our kernel and of its tiles."""
-    here = Path(__file__)
-    sources = [here.with_name(f"{name}.py").read_bytes() for name in ("split_k", "split_k_triton")]
-    return hashlib.sha256(b"".join(sources)).hexdigest()
+    return digest_of("split_k", "split_k_triton")
 
 
 def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
@@ -144,21 +139,14 @@ def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
 
     Over memory that our kernel cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
     """
-    if not able(device).kernels:
-        return recording
-    kernels = dict(recording.kernels)
-    tasks = []
-    for task in recording.program.tasks:
+
+    def ours(task: Task) -> Launched | None:
         shape = shape_of(task)
-        if shape is not None:
-            kernel = compiled(shape, str(task.args[-1]), capability_of(device))
-            kernels[kernel.name] = kernel
-            out: Any = task.outputs
-            task = replace(
-                task, op=kernel.name, args=(*task.args[:2], out), outputs=None, writes=(out,), mutates=(out,)
-            )
-        tasks.append(task)
-    return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
+        if shape is None:
+            return None
+        return Launched(kernel=compiled(shape, str(task.args[-1]), capability_of(device)), given=task.args[:2])
+
+    return put_in_place(recording, device, ours)
 
 
 def shape_of(task: Task) -> Shape | None:

@@ -134,10 +134,8 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
         if call is not None and relative_norm(call(x, weights[0]), torch.mm(x, weights[0].t())) <= _EXACT[shape.dtype]:
             ways[way] = functools.partial(_with_next, call, x, weight)
     times = dict(zip(ways, measure.kernel_times_us(list(ways.values()), device), strict=True))
-    best = min(times, key=lambda way: times[way])
-    chosen = best if times[best] <= _GAIN * times["library"] else "library"
     words = f"linear layer, {shape.dtype}, {shape.pixels}x{shape.channels} to {shape.features}"
-    return TaskTimes(task=words, times_us=tuple(times.items()), chosen=chosen)
+    return choices.fastest_of(words, times, _GAIN)
 
 
 def _with_next(call: Callable[[torch.Tensor, torch.Tensor], object], x: torch.Tensor, weight: Any) -> None:

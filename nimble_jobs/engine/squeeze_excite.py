@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from nimble_jobs.engine import static_triton
-from nimble_jobs.engine.device import able
+from nimble_jobs.engine.own_kernels import Launched, put_in_place
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
@@ -156,18 +156,15 @@ def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
 
     Over memory that our kernels cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
     """
-    if not able(device).kernels:
-        return recording
-    kernels = dict(recording.kernels)
-    tasks = []
-    for task in recording.program.tasks:
+
+    def ours(task: Task) -> Launched | None:
         shape = shape_of(task)
-        if shape is not None:
-            kernel = compiled(shape, capability_of(device))[0 if task.op == str(SQUEEZE) else 1]
-            kernels[kernel.name] = kernel
-            task = _ours(task, kernel)
-        tasks.append(task)
-    return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
+        if shape is None:
+            return None
+        kernel = compiled(shape, capability_of(device))[0 if task.op == str(SQUEEZE) else 1]
+        return Launched(kernel=kernel, given=tuple(a for a in task.args if isinstance(a, View)))
+
+    return put_in_place(recording, device, ours)
 
 
 def shape_of(task: Task) -> Shape | None:
@@ -227,13 +224,6 @@ def compiled(shape: Shape, capability: int) -> tuple[StaticKernel, StaticKernel]
             constants=shape.constants(1),
         ),
     )
-
-
-def _ours(task: Task, kernel: StaticKernel) -> Task:
-    out = task.outputs
-    assert isinstance(out, View)
-    given = tuple(a for a in task.args if isinstance(a, View))
-    return replace(task, op=kernel.name, args=(*given, out), outputs=None, writes=(out,), mutates=(out,))
 
 
 def _power_of_two(number: int) -> int:

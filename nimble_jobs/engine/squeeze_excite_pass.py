@@ -4,11 +4,8 @@ our kernels for them are faster.
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import operator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +15,7 @@ from torch.nn import functional
 from nimble_jobs.engine import choices, measure
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.own_kernels import digest_of
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.squeeze_excite import EXCITE, SQUEEZE, Shape, Wanted, compiled, supported
 from nimble_jobs.engine.static_triton import capability_of
@@ -67,17 +65,12 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 def is_faster(shape: Shape, device: torch.device) -> bool:
     """Whether our kernels are faster than torch's own operators, and agree with them, now or as measured earlier."""
     parts = {name: str(value) for name, value in asdict(shape).items()}
-    parts |= {"task": "squeeze-and-excitation", "code": _code_digest()} | choices.parts_here(device)
+    parts |= {
+        "task": "squeeze-and-excitation",
+        "code": digest_of("squeeze_excite", "squeeze_excite_triton"),
+    } | choices.parts_here(device)
     with modes_off():
         return choices.current().choose(parts, ("library", "ours"), lambda: _times(shape, device)) == "ours"
-
-
-@functools.cache
-def _code_digest() -> str:
-    """Of the source of our kernels and of how they are launched."""
-    here = Path(__file__)
-    sources = [here.with_name(f"{name}.py").read_bytes() for name in ("squeeze_excite", "squeeze_excite_triton")]
-    return hashlib.sha256(b"".join(sources)).hexdigest()
 
 
 def _times(shape: Shape, device: torch.device) -> TaskTimes:

@@ -1,0 +1,53 @@
+"""Our own kernels in a recording: each takes the place of an operator that a pass put into the compiler's graph."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nimble_jobs.engine.device import able
+from nimble_jobs.engine.recorder import Recording
+from nimble_jobs.engine.static_kernel import StaticKernel
+from nimble_jobs.schedule import Arg, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A kernel with its arguments, which write nothing but the output between them."""
+
+    kernel: StaticKernel
+    given: tuple[Arg, ...]  # before the output
+    sizes: tuple[int, ...] = ()  # after it
+
+
+def put_in_place(recording: Recording, device: torch.device, kernel_of: Callable[[Task], Launched | None]) -> Recording:
+    """The recording with a kernel for each task that has one; a task for which `kernel_of` gives None stays.
+
+    Raises what `kernel_of` raises: EngineError if Triton cannot compile one.
+    """
+    if not able(device).kernels:
+        return recording
+    kernels = dict(recording.kernels)
+    tasks = []
+    for task in recording.program.tasks:
+        ours = kernel_of(task)
+        if ours is not None:
+            kernels[ours.kernel.name] = ours.kernel
+            out: Any = task.outputs
+            args = (*ours.given, out, *ours.sizes)
+            task = replace(task, op=ours.kernel.name, args=args, outputs=None, writes=(out,), mutates=(out,))
+        tasks.append(task)
+    return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
+
+
+@functools.cache
+def digest_of(*modules: str) -> str:
+    """Of the source of modules beside this one: what kernels compute, and how they are launched."""
+    sources = [Path(__file__).with_name(f"{module}.py").read_bytes() for module in modules]
+    return hashlib.sha256(b"".join(sources)).hexdigest()
