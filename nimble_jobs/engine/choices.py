@@ -93,8 +93,8 @@ def parts_here(device: torch.device) -> dict[str, str]:
 
 
 def fastest_of(task: str, times: Mapping[str, float], gain: float) -> TaskTimes:
-    """What was measured, by way, in microseconds, and the choice: the fastest way if it takes at most the share `gain` of
-    the library's time, else the library's.
+    """What was measured, by way in microseconds, and the choice: the fastest way, if it takes at most `gain` times what
+    the library's takes.
     """
     best = min(times, key=lambda way: times[way])
     chosen = best if times[best] <= gain * times["library"] else "library"
