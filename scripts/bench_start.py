@@ -16,9 +16,7 @@ waited for at every begin and end, so that the sum is a little longer than the s
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -29,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from measuring import environment, save
+from measuring import compiled_python, environment, save
 from phases import Clock
 
 ZOO = """\
@@ -86,22 +84,6 @@ def main() -> int:
     where = [row.pop("environment") for row in rows]
     save(options.json, {"environment": where[0], "results": rows})
     return 0 if all(row["hits"] == ["miss", *["stored"] * options.rounds] for row in rows) else 1
-
-
-@contextmanager
-def compiled_python(run: Callable[[str], object]) -> Iterator[None]:
-    """Processes that are started inside find compiled modules; `run` makes one, over a home, that imports them all."""
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    torch = importlib.util.find_spec("torch")
-    if torch is not None and torch.cached is not None and Path(torch.cached).is_file():
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="nimble-jobs-") as folder:
-        os.environ["PYTHONPYCACHEPREFIX"] = f"{folder}/compiled"
-        home = Path(folder, "home")
-        home.mkdir()
-        run(str(home))
-        yield
 
 
 def child(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:

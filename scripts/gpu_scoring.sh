@@ -18,6 +18,8 @@ folder=${2:-out/scoring}
 mkdir -p "$folder"
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 export NIMBLE_JOBS_HOME="${NIMBLE_JOBS_HOME:-/tmp/nimble-jobs-scoring}"
+unset PYTHONDONTWRITEBYTECODE  # all processes but the first find Python's modules compiled, whoever installed them how
+export PYTHONPYCACHEPREFIX="${PYTHONPYCACHEPREFIX:-$NIMBLE_JOBS_HOME/bytecode}"
 python=${PYTHON:-python3}
 cores=$(nproc)
 settings=${SETTINGS:-"ours-gpu-decode=64 ours-cpu-decode=64 dataloader-eager=128/$cores dataloader-compiled=128/$cores

@@ -3,7 +3,8 @@
     python scripts/measure_run.py --json FILE [--dtype fp16] [--batch 1] [--records 256] [--phases] [MODEL ...]
 
 Each model (a torchvision name) is scored twice on random images: the first run builds its schedule, the second finds
-it. "Outside" is the wall time of the whole second command without its reading, replaying and writing.
+it. "Outside" is the wall time of the whole second command without its reading, replaying and writing. It finds Python's
+modules compiled, by the first one if by nobody else.
 
 With --phases a third run, whose time is a little longer, writes down where that goes (run_phases.py): a table for each
 thread, by when a phase began. The main thread's phases add up to the wall time; what other threads did lies beside it.
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import cli, environment, save
+from measuring import cli, compiled_python, environment, save
 
 MODELS = ("resnet50", "mobilenet_v2", "inception_v3")
 SHOWN_S = 0.005
@@ -122,7 +123,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, help="pixels of a side; default: what the model was made for")
     parser.add_argument("--fuse", default="auto", choices=["auto", "off", "max"])
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
+    with compiled_python(), tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         rows = [row for model in options.models for row in measure(model, options, folder)]
         findings = json.loads(cli(folder / "home", "doctor", "--json"))["findings"]

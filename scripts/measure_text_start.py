@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from measure_run import phases
-from measuring import cli, environment, save
+from measuring import cli, compiled_python, environment, save
 
 from nimble_jobs.bench.text.models import minilm
 
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--phases", action="store_true", help="where the time of a stored run goes")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
+    with compiled_python(), tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_texts(folder / "texts.parquet", options.each)
         rows = [measure(int(count), options, folder) for count in options.buckets.split(",")]

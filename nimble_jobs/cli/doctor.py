@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sqlite3
 import sys
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("torch", "torchvision", "triton", "sqlalchemy", "pyarrow", "numpy", "timm", "transformers")
 _OPTIONAL = ("triton", "timm", "transformers")
+_COMPILED = ("nimble_jobs", "torch", "sqlalchemy", "pydantic")  # those of a start that take longest to compile
 _FREE_BYTES = 1 << 30
 _WANTED = 5  # how many missing schedules are listed, the most promising first
 _NEWEST = 5000  # how many jobs are read without --all
@@ -100,9 +102,32 @@ def _software() -> Iterator[Finding]:
                 detail="not installed" + (" (optional)" if optional else ""),
                 status="note" if optional else "problem",
             )
+    yield from _bytecode()
     # Below 3.51.3 a WAL reset can corrupt a database; the store uses the rollback journal there.
     journal = "write-ahead log" if sqlite3.sqlite_version_info >= (3, 51, 3) else "rollback journal"
     yield Finding(name="sqlite", detail=f"{sqlite3.sqlite_version}, {journal}")
+
+
+def _bytecode() -> Iterator[Finding]:
+    """A finding about packages that every process compiles anew, which makes a `run` twice as long."""
+    from importlib.machinery import PathFinder  # unlike find_spec, it looks again at what is imported
+
+    specs = map(PathFinder.find_spec, _COMPILED)
+    files = {spec.name: Path(spec.cached) for spec in specs if spec is not None and spec.cached}
+    names = ", ".join(name for name, file in files.items() if not file.is_file() and not _can_be_kept(file))
+    if names:
+        what = f"every process compiles {names} anew, which takes seconds"
+        if sys.dont_write_bytecode:
+            advice = "unset PYTHONDONTWRITEBYTECODE, or compile them once with python -m compileall"
+        else:
+            advice = "let PYTHONPYCACHEPREFIX name a folder that you can write to"
+        yield Finding(name="bytecode", detail=f"{what}; {advice}", status="note")
+
+
+def _can_be_kept(file: Path) -> bool:
+    """Whether Python can and may write a compiled module to this file."""
+    folder = next(folder for folder in file.parents if folder.exists())
+    return not sys.dont_write_bytecode and os.access(folder, os.W_OK)
 
 
 def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -330,6 +331,19 @@ def test_doctor_finds_a_fresh_folder_sound(cli: Cli) -> None:
     answer = cli("doctor", "--no-device", "--json")
     assert (answer.code, answer.json["ok"]) == (0, True)
     assert {"python", "torch", "sqlite", "home", "store", "workers"} <= {f["name"] for f in answer.json["findings"]}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_doctor_says_that_modules_are_compiled_each_time(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """If nobody has compiled them, and Python may not keep what it compiles."""
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "bytecode"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", not kept)
+    answer = cli("doctor", "--no-device", "--json")
+    found = [f for f in answer.json["findings"] if f["name"] == "bytecode"]
+    assert (answer.code, len(found)) == (0, 0 if kept else 1)
+    assert kept or (found[0]["status"] == "note" and "torch" in found[0]["detail"])
 
 
 def test_doctor_finds_a_smashed_database(cli: Cli) -> None:
