@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -17,6 +17,7 @@ from torch import nn
 from nimble_jobs import machine
 from nimble_jobs.errors import ModelChanged, ModelError
 from nimble_jobs.models import identity, weights_identity
+from nimble_jobs.models.identity import _owners
 from nimble_jobs.models.local_files import local_files
 from nimble_jobs.spec.model import ModelSpec
 
@@ -123,6 +124,28 @@ def test_imported_packages_have_their_versions(tmp_path: Path) -> None:
     assert "torchvision 0." in package
     assert "yaml (PyYAML " in package
     assert "no_such_thing_at_all (unknown)" in package
+
+
+def test_owners_of_modules_are_found_as_python_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages and single modules, of one distribution or several, whether it names them or only lists its files."""
+    files = {
+        "a-1.dist-info/METADATA": "Name: a\nVersion: 1\n",
+        "a-1.dist-info/RECORD": "a-1.dist-info/METADATA,,\nshared_xq/one.py,,\nsingle_xq.py,,\nwithin/hidden_xq.py,,\n",
+        "b-2.dist-info/METADATA": "Name: b\nVersion: 2\n",
+        "b-2.dist-info/RECORD": "shared_xq/two.py,,\ncompiled_xq.py,,\n",
+        "c-3.dist-info/METADATA": "Name: c\nVersion: 3\n",
+        "c-3.dist-info/top_level.txt": "declared_xq\n",
+        "c-3.dist-info/RECORD": "undeclared_xq/x.py,,\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    known = importlib.metadata.packages_distributions()
+    own = ("shared_xq", "single_xq", "hidden_xq", "compiled_xq", "declared_xq", "undeclared_xq")
+    found = {name: _owners(name) for name in (*own, "PIL", "yaml", "torch")}
+    assert found == {name: sorted(set(known.get(name, ()))) for name in found}
+    assert (found["shared_xq"], found["hidden_xq"]) == (["a", "b"], [])
 
 
 @pytest.mark.parametrize("changed", ["net.py", "pkg/deep/thing.py", "late.py"])
