@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Select, case, func, select, update
+from sqlalchemy import Select, and_, case, func, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import FencedOut
@@ -47,6 +47,9 @@ from nimble_jobs.store.transitions import End, held, leave_running, record_event
 _AHEAD = 4  # a claim takes this share of what each member has left on average, so that none holds many at the end
 _MOST = 32  # shards in a claim
 _UNKNOWN: Software = {}
+_LATE_S = (
+    60.0  # a moment that is older than the last one by less was taken by a thread that then waited; clocks jump further
+)
 _AT_ONCE = 5000  # shards that one transaction opens; other writers wait meanwhile
 
 
@@ -207,7 +210,9 @@ class Shards(ShardQueries):
                 changed(session, update(JobRow).where(JobRow.id == job.id).values(**counts))
                 spent_s = case((MemberRow.moved_at < now, now - MemberRow.moved_at), else_=0.0)  # clocks may be set
                 more = {"records_done": MemberRow.records_done + records, "busy_s": MemberRow.busy_s + spent_s}
-                changed(session, update(MemberRow).where(*me(job)).values(**more, moved_at=now))
+                late = and_(MemberRow.moved_at > now, MemberRow.moved_at < now + _LATE_S)
+                moved_at = case((late, MemberRow.moved_at), else_=now)
+                changed(session, update(MemberRow).where(*me(job)).values(**more, moved_at=moved_at))
             lost = select(func.sum(ShardRow.stop - ShardRow.start)).where(
                 ShardRow.job == job.id, ShardRow.state == "failed"
             )

@@ -74,6 +74,18 @@ def test_the_first_who_finishes_has_written_it(store: Store) -> None:
     assert store.shards.settled(lead, [first, first + 1]) == {first}
 
 
+def test_time_is_counted_once(store: Store) -> None:
+    """Also if a thread that finished a shard before another one says so after it; and if the clock is set back."""
+    lead = begun(store)
+    shards = claim(store, lead) + claim(store, lead)
+    moments = [(10.0, (10.0, 10.0)), (9.0, (10.0, 10.0)), (12.0, (12.0, 12.0)), (-86400.0, (12.0, -86400.0))]
+    for index, (now, (busy_s, moved_at)) in zip(shards, moments, strict=False):
+        store.shards.finish(lead, index, 0, NOW + now)
+        (member,) = store.shards.members(lead.id)
+        assert (member.busy_s, member.moved_at) == (busy_s, NOW + moved_at)
+    assert len(shards) >= len(moments)
+
+
 def test_who_may_join(store: Store) -> None:
     """Devices of the same kind, up to run.gpus, each once, while shards are open and the job is not to end."""
     lead = begun(store)
