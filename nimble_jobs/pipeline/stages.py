@@ -56,9 +56,18 @@ class Sink(Generic[T]):
     """
 
     def __init__(
-        self, work: Callable[[T], None], *, depth: int, threads: int = 1, meter: Meter | None = None, name: str
+        self,
+        work: Callable[[T], None],
+        *,
+        depth: int,
+        threads: int = 1,
+        meter: Meter | None = None,
+        most: int | None = None,
+        name: str,
     ) -> None:
+        """At most `most` items are handed over and not done yet; None: `depth`, and one for each thread."""
         self._work, self._meter = work, meter
+        self._room = threading.Semaphore(most) if most is not None and depth else None
         self._line: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._error: BaseException | None = None
         self._unwanted = threading.Event()
@@ -75,6 +84,9 @@ class Sink(Generic[T]):
             self._try(item)
             self._check()
             return
+        self._check()
+        while self._room is not None and not self._room.acquire(timeout=_POLL_S):
+            self._check()
         while True:
             self._check()
             with suppress(queue.Full):
@@ -110,6 +122,9 @@ class Sink(Generic[T]):
             if item is _END:
                 return
             self._try(item)
+            del item  # while the next one is waited for
+            if self._room is not None:
+                self._room.release()
 
     def _try(self, item: T) -> None:
         if self._error is None:

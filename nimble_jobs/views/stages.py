@@ -20,6 +20,7 @@ _HELP: dict[str, tuple[str, ...]] = {
     "step": _COMPUTE,
     "download": ("fewer output.fields: logits and embeddings are large",),
     "columns": ("fewer output.fields", _BATCH),
+    "cuts": ("fewer output.fields",),
     "shards": ("a faster disk", "a larger output.shard_size"),
 }
 

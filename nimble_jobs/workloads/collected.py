@@ -64,10 +64,10 @@ class Collected:
         """The shards `among` these that are not `done`, in order. `shards` says where each begins and ends."""
         columns = self._columns.finish()
         indexes = np.concatenate(self._indexes) if self._indexes else np.empty(0, dtype=np.int64)
+        order: np.ndarray | None = None
         if not bool((np.diff(indexes) > 0).all()):
             order = np.argsort(indexes, kind="stable")
             indexes = indexes[order]
-            columns = {name: _taken(values, order) for name, values in columns.items()}
         shortened = np.concatenate([np.empty(0, dtype=np.int64), *self._shortened])
         for shard in among:
             first, stop = shards[shard]
@@ -75,14 +75,18 @@ class Collected:
             if shard not in done:
                 yield Shard(
                     index=shard,
-                    columns={name: values[a:b] for name, values in columns.items()} if b > a else {},
+                    columns={name: _part(values, order, a, b) for name, values in columns.items()} if b > a else {},
                     bad=sorted((r for r in self._bad if first <= r.index < stop), key=lambda record: record.index),
                     carries=carries,
                     shortened=int(((first <= shortened) & (shortened < stop)).sum()),
                 )
 
 
-def _taken(values: Column, order: np.ndarray) -> Column:
+def _part(values: Column, order: np.ndarray | None, start: int, stop: int) -> Column:
+    """Values [start, stop), in this order if there is one. So only a shard's values are copied at a time."""
+    if order is None:
+        return values[start:stop]
+    order = order[start:stop]
     if isinstance(values, Ragged):
         return values.take(order)
     return values[order] if isinstance(values, np.ndarray) else [values[i] for i in order.tolist()]

@@ -50,8 +50,8 @@ class Columns:
                 self._parts[field].append(_of_text(field, tokens))
 
     def finish(self) -> dict[str, Column]:
-        """The columns, whole."""
-        return {field: _joined(parts) for field, parts in self._parts.items() if parts}
+        """The columns, whole. They are kept no longer."""
+        return {field: _joined(self._parts.pop(field)) for field in list(self._parts) if self._parts[field]}
 
     def _of_outputs(self, field: str, rows: np.ndarray, tokens: TokenRows | None) -> Column:
         if field == "top1_label" and len(self._names):

@@ -1,10 +1,11 @@
 """The stages of a scoring job, all at work at once from the first record to the last.
 
-    read → decode or upload → replay → download → columns → shards
+    read → decode or upload → replay → download → columns → cuts → shards
 
 A `Feed` brings batches to the device. The job's own thread launches the replays, another turns outputs into columns,
-and a few write shards. Shards are cut from finished batches, so no stage waits at the end of a shard. A queue between
-two stages holds a few batches, so memory is bounded.
+a third cuts whole columns into shards, and a few write these. So no stage waits at the end of a shard, or of a window
+of shards whose records have to be put back in order. A queue between two stages holds a few batches, or one window, so
+memory is bounded.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from nimble_jobs.workloads.parts import Feed, Lane, Part
 from nimble_jobs.workloads.stages import Stages
 
 _LANDED = 1  # batches whose outputs wait to become columns
+_WHOLE = 1  # shards, or windows of shards, that are complete and are being cut
 _SHARDS = 1  # shards that wait to be written
 _WRITERS = 4  # threads that write shards; they mostly wait for the disk
 
@@ -43,6 +45,15 @@ class _Result:
 
     landed: Landed[Part]
     carries: str | None  # after a shard's last batch: the name of state that the model carries into the next shard
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Whole:
+    """Shards whose last batch has been added."""
+
+    collected: Collected
+    shards: range
+    carries: str | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -141,8 +152,9 @@ class Scoring:
             meter=self._stages.shards,
             name="nimble-shards",
         )
+        cuts = Sink(partial(self._cut, writer), depth=self._depth(_WHOLE), most=_WHOLE, name="nimble-cuts")
         columns = Sink(
-            partial(self._columns, writer),
+            partial(self._columns, cuts),
             depth=self._depth(_LANDED),
             meter=self._stages.columns,
             name="nimble-columns",
@@ -150,11 +162,13 @@ class Scoring:
         try:
             finished = self._replays(source, columns)
             columns.finish()
+            cuts.finish()
             writer.finish()
         finally:
             self._feed.end()
             source.close()
             columns.drop()
+            cuts.drop()
             writer.drop()
         if not finished:
             raise Stopped
@@ -225,7 +239,7 @@ class Scoring:
         within = [self.shards[shard] for shard in known]
         return sum(int(((first <= indexes) & (indexes < stop)).sum()) for first, stop in within)
 
-    def _columns(self, writer: Sink[Shard], result: _Result) -> None:
+    def _columns(self, cuts: Sink[_Whole], result: _Result) -> None:
         """Add a batch to its shards. The batches of a shard follow each other, or those of a window of shards."""
         landed, part = result.landed, result.landed.beside
         try:
@@ -239,8 +253,16 @@ class Scoring:
             landed.release()
         if part.at.last:
             whole, self._open = self._open, None
-            for shard in whole.cut(self.shards, part.at.shards, self._done, carries=result.carries):
-                writer.put(shard)
+            cuts.put(_Whole(collected=whole, shards=part.at.shards, carries=result.carries))
+
+    def _cut(self, writer: Sink[Shard], whole: _Whole) -> None:
+        shards = whole.collected.cut(self.shards, whole.shards, self._done, carries=whole.carries)
+        while True:
+            with self._stages.cuts.busy():  # not while it waits for the writers
+                shard = next(shards, None)
+            if shard is None:
+                return
+            writer.put(shard)
 
     def _write(self, shard: Shard) -> None:
         if self._ends.answers is not None:

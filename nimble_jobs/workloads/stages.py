@@ -42,6 +42,7 @@ class Stages:
         self.replay = Meter("replay", workers=in_flight, unit="replay in flight", now=now)
         self.download = Meter("download", unit="copy engine", now=now)
         self.columns = Meter("columns", now=now)
+        self.cuts = Meter("cuts", now=now)
         self.shards = Meter("shards", now=now)
         here = [
             (self.read, True),
@@ -49,7 +50,8 @@ class Stages:
             (self.decode, decodes),
             (self.upload, on_device and not decodes),
         ]
-        here += [(self.replay, True), (self.download, on_device), (self.columns, True), (self.shards, True)]
+        here += [(self.replay, True), (self.download, on_device), (self.columns, True)]
+        here += [(self.cuts, texts), (self.shards, True)]
         self._meters = [meter for meter, is_here in here if is_here]
 
     def landed(self, landed: Landed[Any]) -> None:

@@ -116,7 +116,8 @@ def test_killed_in_the_middle(form: str, tmp_path: Path, model: Path) -> None:
         assert again is not None, told
         assert published(base) == expected, told
         if kill[0] == "replay":
-            assert 0 < again["replay"] < works["replay"] * 2 // 3, told
+            # The second window may have been replayed whole, but not yet written.
+            assert 0 < again["replay"] < works["replay"], told
         with open_store(base / "home") as store:
             (job,) = store.jobs.list()
             assert job.state is JobState.SUCCEEDED, told

@@ -140,6 +140,37 @@ def test_a_sink_that_is_dropped_forgets_what_waits() -> None:
     assert found == [0]
 
 
+def test_a_sink_takes_no_more_than_it_may_hold() -> None:
+    """With `most`, an item counts until it is done; an error of it is raised where the next one waits for room."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def work(item: int) -> None:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        raise ValueError(f"item {item}")
+
+    sink = Sink(work, depth=1, most=1, name="test")
+    sink.put(0)
+    begun.wait(PATIENCE_S)
+    raised: list[ValueError] = []
+
+    def second() -> None:
+        try:
+            sink.put(1)
+        except ValueError as e:
+            raised.append(e)
+
+    waiting = threading.Thread(target=second)
+    waiting.start()
+    waiting.join(0.05)
+    assert sink._line.empty()  # the queue has room, but the first item is not done
+    assert waiting.is_alive()
+    go_on.set()
+    waiting.join(PATIENCE_S)
+    assert [str(e) for e in raised] == ["item 0"]
+    sink.drop()
+
+
 def test_a_thread_is_kept_for_the_next_piece_of_work() -> None:
     """Pieces after each other share a thread, which has the piece's name; two at once have two."""
     names, threads, go_on = list[str](), set[int](), threading.Event()

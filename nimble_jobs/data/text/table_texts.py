@@ -8,7 +8,7 @@ from nimble_jobs.data import columns
 from nimble_jobs.data.blocks import Block
 from nimble_jobs.data.source import record_of
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import OpenTable, ids_and_labels, is_plain_text
+from nimble_jobs.data.table import OpenTable, ids_and_labels, is_plain_text, is_text
 from nimble_jobs.data.text.values import Rows, TextSource, Unreadable, decoded, paired
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import InputSpec
@@ -60,6 +60,9 @@ def _texts(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> list[str 
         values: list[str | bytes | None] = column.to_pylist()
     except UnicodeDecodeError:  # Parquet promises UTF-8, but writers break that promise
         values = _bytes(column).to_pylist()
+    else:
+        if not column.null_count and is_text(column.type):
+            return values  # type: ignore[return-value]  # all of it is text
     texts: list[str | None] = []
     for row, value in enumerate(values):
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -16,10 +17,13 @@ from typing import Any, Literal
 import numpy as np
 
 from nimble_jobs.data.text.values import Text, TokenIds
+from nimble_jobs.data.text.words import Words
 from nimble_jobs.errors import ModelError, first_line
 
 _MARGIN = 16  # tokens beyond the limit that are not affected by where a long text is cut
 _CHARACTERS = 16  # of a token, at most, in what is tried first of a long text
+_PIECE, _PIECE_OF_WORDS = 256, 1024  # records that are best tokenized at once
+_TRIED = 64  # texts that the library tokenizes, too, before words are relied on
 
 # Each thread of ours tokenizes texts of its own, so the library needs no threads. It also warns about forks otherwise.
 _SWITCH = "TOKENIZERS_PARALLELISM"
@@ -83,6 +87,9 @@ class Tokenizer:
         made.no_truncation()
         _lowered(made, rules)
         self._whole = made
+        single = not (rules.types or rules.offsets)
+        self._words = Words.of(made) if single else None  # None: whole texts are given to the library
+        self._trusted, self._trying = False, threading.Lock()
         special = max(made.num_special_tokens_to_add(is_pair=pair) for pair in (False, True))
         if rules.limit <= special:
             raise ModelError(
@@ -98,8 +105,73 @@ class Tokenizer:
             direction = "right" if rules.truncate == "end" else "left"
             self._limited.enable_truncation(rules.limit, strategy="longest_first", direction=direction)
 
+    @property
+    def piece(self) -> int:
+        """How many records it is best given at once: more if it meets the same words again."""
+        return _PIECE if self._words is None else _PIECE_OF_WORDS
+
     def __call__(self, texts: Sequence[Text | None]) -> Tokens:
         """The tokens of these records; None makes a record without any."""
+        words = self._words
+        if words is not None and (ready := self._single(texts)) is not None:
+            return self._by_words(words, texts, ready)
+        return self._whole_texts(texts)
+
+    def _single(self, texts: Sequence[Text | None]) -> tuple[list[str], list[int]] | None:
+        """What is given of each text, and which are only parts; None if some records are no single texts."""
+        given: list[str] = []
+        parts: list[int] = []
+        prompt, size = self.rules.prompt, _CHARACTERS * (self.rules.limit + _MARGIN)
+        for row, text in enumerate(texts):
+            if text is None:
+                given.append("")
+            elif not isinstance(text, str):
+                return None
+            elif len(whole := prompt + text) <= size:
+                given.append(whole)
+            else:
+                part, long, _ = self._shortened(whole)
+                given.append(part)
+                if long:
+                    parts.append(row)
+        return given, parts
+
+    def _by_words(self, words: Words, texts: Sequence[Text | None], ready: tuple[list[str], list[int]]) -> Tokens:
+        given, parts = ready
+        ids, lengths, shortened = words(given, self.rules.limit, self.rules.truncate)
+        if not self._trusted:
+            with self._trying:  # the first texts are given to the library, too
+                if not self._trusted:
+                    known = [one.ids for one in self._limited.encode_batch_fast(given[:_TRIED])]
+                    same = ids[: int(lengths[:_TRIED].sum())].tolist() == list(chain.from_iterable(known))
+                    self._trusted = same and lengths[:_TRIED].tolist() == list(map(len, known))
+            if not self._trusted:
+                self._words = None
+                return self._whole_texts(texts)
+        if not words.pays:
+            self._words = None
+        shortened[parts] = True
+        none = np.array([text is None for text in texts], dtype=bool)
+        bad: dict[int, str] = {}
+        if self._suspicious(ids, lengths):
+            ends = np.cumsum(lengths).tolist()
+            for row, (end, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
+                reason = None if none[row] else self._wrong(ids[end - length : end].tolist(), known=False)
+                if reason is not None:
+                    bad[row] = reason
+        if bad or none.any():
+            none[list(bad)] = True
+            ids, lengths = ids[~np.repeat(none, lengths)], np.where(none, 0, lengths).astype(np.int32)
+            shortened = shortened & ~none
+        return Tokens(ids=ids, types=None, offsets=None, lengths=lengths, shortened=shortened, bad=bad)
+
+    def _suspicious(self, ids: np.ndarray, lengths: np.ndarray) -> bool:
+        """Whether some text may have tokens that the model cannot be given."""
+        below = self.rules.vocabulary
+        unknown = below is not None and self.vocabulary > below and ids.max(initial=0) >= below
+        return bool(unknown or lengths.min(initial=1) < 1 or lengths.max(initial=0) > self.rules.limit)
+
+    def _whole_texts(self, texts: Sequence[Text | None]) -> Tokens:
         ready = [self._ready(text) for text in texts]
         encode = self._limited.encode_batch if self.rules.offsets else self._limited.encode_batch_fast
         found = encode([given for given, _, _ in ready])
@@ -152,10 +224,14 @@ class Tokenizer:
         size = _CHARACTERS * (self.rules.limit + _MARGIN)
         while size < len(text):
             part = text[-size:] if self.rules.truncate == "start" else text[:size]
-            if len(self._whole.encode(part, add_special_tokens=False).ids) > self.rules.limit + _MARGIN:
+            if self._count(part) > self.rules.limit + _MARGIN:
                 return part, True, len(text) - size if self.rules.truncate == "start" else 0
             size *= 4
         return text, False, 0
+
+    def _count(self, text: str) -> int:
+        words = self._words
+        return words.count(text) if words is not None else len(self._whole.encode(text, add_special_tokens=False).ids)
 
     def _shortened_ids(self, ids: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
         """The known tokens that the limit leaves, and whether some are cut."""

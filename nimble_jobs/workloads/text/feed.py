@@ -31,7 +31,6 @@ from nimble_jobs.workloads.stages import Stages
 from nimble_jobs.workloads.text.setup import TextSetup
 from nimble_jobs.workloads.text.windows import plan
 
-_PIECE = 256  # records that a thread tokenizes at a time
 _WINDOWS = 1  # windows that wait to be cut into batches
 _READY = 2  # batches that wait to be uploaded
 
@@ -79,12 +78,13 @@ class Counts:
 class _Piece:
     texts: Texts
     first: int  # of the texts
+    stop: int
     span: Span  # the window
     left: int  # records to be scored from the window's first on
 
     @property
     def last(self) -> bool:
-        return self.first + _PIECE >= len(self.texts.values)
+        return self.stop >= len(self.texts.values)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -178,13 +178,14 @@ class TextFeed:
             left = beyond + sum(stop - start for start, stop in ranges)
             with closing(self._reader.texts(ranges, meter=self._stages.read)) as windows:
                 for span, texts in zip(spans, windows, strict=False):
-                    for first in range(0, len(texts.values), _PIECE):
-                        yield _Piece(texts=texts, first=first, span=span, left=left)
+                    piece = self._setup.tokenizer.piece
+                    for first in range(0, len(texts.values), piece):
+                        yield _Piece(texts=texts, first=first, stop=first + piece, span=span, left=left)
                     left -= span.stop - span.start
 
     def _tokens(self, piece: _Piece) -> tuple[_Piece, Tokens]:
         texts, first = piece.texts, piece.first
-        some = texts.values[first : first + _PIECE]
+        some = texts.values[first : piece.stop]
         if texts.bad:
             some = [None if texts.start + first + i in texts.bad else text for i, text in enumerate(some)]
         with self._stages.tokenise.busy():
@@ -270,8 +271,10 @@ def _whole(piece: _Piece, made: Sequence[Tokens]) -> _Window:
     bad = dict(texts.bad)
     types = [one.types for one in made if one.types is not None]
     offsets = [one.offsets for one in made if one.offsets is not None]
-    for number, tokens in enumerate(made):
-        bad.update({texts.start + number * _PIECE + row: why for row, why in tokens.bad.items()})
+    first = texts.start
+    for tokens in made:
+        bad.update({first + row: why for row, why in tokens.bad.items()})
+        first += len(tokens.lengths)
     return _Window(
         texts=texts,
         span=piece.span,
