@@ -27,6 +27,9 @@ def show(results: TextResults) -> None:
         told = f"{model}, {first['dtype']}: {first['texts']:,} texts of {first['tokens'] / first['texts']:.0f} tokens"
         console.print(told, style="bold", markup=False)
         print_rows(mine, _COLUMNS, id_key="system", json=False, quiet=False, empty="no results")
+    for row in rows:
+        if row["note"] and not row["error"]:
+            console.print(f"  {row['model']}, {row['system']}: {row['note']}", soft_wrap=False, markup=False)
     failed = [row for row in rows if row["error"]]
     if failed:
         console.print("\nWithout a figure", style="bold")
@@ -87,6 +90,7 @@ _RAW = tuple(
         "host_peak_bytes",
         "peak_bytes",
         "relative_norm",
+        "note",
         "error",
     )
 )

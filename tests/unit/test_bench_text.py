@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from nimble_jobs.bench.scoring.ours import Job
+from nimble_jobs.bench.scoring.process import Ended
+from nimble_jobs.bench.scoring.workshop import Workshop
 from nimble_jobs.bench.text import (
     Recipe,
     TextResults,
@@ -23,6 +27,7 @@ from nimble_jobs.bench.text import (
     agreement,
     compile_modes_of,
     corpus,
+    driver,
     is_text,
     loops,
     models,
@@ -32,6 +37,7 @@ from nimble_jobs.bench.text import (
 from nimble_jobs.bench.text.__main__ import count_tokens
 from nimble_jobs.bench.text.loops.task import Task
 from nimble_jobs.bench.text.peak import Peak
+from nimble_jobs.bench.text.request import TextSetting
 from nimble_jobs.errors import DataError, UsageError
 from tests.waiting import until
 
@@ -248,3 +254,89 @@ def test_what_follows_from_the_trials(tmp_path: Path) -> None:
     assert not is_text(path)
     with pytest.raises(UsageError, match="not results of bench text"):
         TextResults.load(path)
+
+
+# ---- which systems are measured
+
+
+def place(tmp_path: Path, texts: Path, *systems: TextSystem, **named: Any) -> driver.Place:
+    """A model that is not there: all processes are replaced."""
+    wanted = TextWanted(models=("m",), recipe=recipe(40), systems=systems, rounds=1, **named)
+    return driver.Place(
+        wanted=wanted, model="m", folder=tmp_path, texts=texts, count=40, tokens=400, dtype="fp32", device="cpu"
+    )
+
+
+def shop(tmp_path: Path) -> Workshop:
+    (tmp_path / "work").mkdir()
+    return Workshop(folder=tmp_path / "work", home=tmp_path / "home", log=tmp_path / "log", limit_s=9.0)
+
+
+def loop(run: object, system: TextSystem, setting: TextSetting, texts: Path) -> tuple[TextTrial, Path]:
+    """A process that takes 3 s."""
+    folder = texts.parent / str(system)
+    folder.mkdir(exist_ok=True)
+    embeddings(folder / "1.parquet", ["a", "b"], np.ones((2, 3)))
+    return TextTrial(wall_s=3.0, start_s=1.0, host_peak_bytes=1, padded_tokens=500), folder
+
+
+@pytest.mark.parametrize(
+    ("hits", "note", "error"),
+    [
+        (["stored", "miss"], "schedules of 1 of 2 buckets were stored; building: over the time limit of 9 s", None),
+        (
+            ["miss", "miss"],
+            None,
+            "the schedules of 2 buckets were not found in the store; building: over the time limit of 9 s",
+        ),
+    ],
+)
+def test_what_was_built_within_the_limit_is_measured(
+    hits: list[str],
+    note: str | None,
+    error: str | None,
+    texts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A row says what was missing, and the other systems are measured as well."""
+    job = {
+        "schedule": {"hit": "miss", "runs": "eager", "buckets": [{"hit": hit} for hit in hits], "key": "k"},
+        "timings": {"run_s": 2.0, "text": {"tokens": 400, "padding_share": 0.2}},
+    }
+
+    def run(self: Job) -> tuple[dict[str, Any], Ended]:
+        self.output.mkdir(parents=True)
+        embeddings(self.output / "1.parquet", ["a", "b"], np.ones((2, 3)))
+        return job, Ended(wall_s=4.0, out="", error=None)
+
+    monkeypatch.setattr(Job, "build", lambda _: (None, "over the time limit of 9 s"))
+    monkeypatch.setattr(Job, "run", run)
+    monkeypatch.setattr(driver._Run, "_loop", loop)
+    wanted = place(tmp_path, texts, TextSystem.STORED, TextSystem.EAGER, batch_sizes=(32,))
+    ours, eager = driver.run(wanted, shop(tmp_path), lambda _: None)
+    assert (ours.note, ours.error, len(ours.trials)) == (note, error, 0 if error else 1)
+    assert (eager.note, eager.error, len(eager.trials)) == (None, None, 1)
+
+
+def test_a_mode_that_takes_too_long_is_not_tried_again(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither with other batch sizes; other modes are."""
+
+    def slow(run: object, system: TextSystem, setting: TextSetting, few: Path) -> tuple[TextTrial, Path]:
+        if setting.mode == "default":
+            raise driver.TooSlow("over the time limit of 9 s")
+        return loop(run, system, setting, few)
+
+    monkeypatch.setattr(driver._Run, "_loop", slow)
+    modes = ("default", "reduce-overhead")
+    wanted = place(tmp_path, texts, TextSystem.COMPILED, batch_sizes=(32, 64), modes=modes)
+    (found,) = driver.run(wanted, shop(tmp_path), lambda _: None)
+    assert [line.get("error") for line in found.searched] == [
+        "over the time limit of 9 s",
+        "not tried: batch 32: over the time limit of 9 s",
+        None,
+        None,
+    ]
+    assert found.compile_mode == "reduce-overhead"

@@ -26,6 +26,7 @@ class Ended:
     wall_s: float  # from its start to its end
     out: str  # stdout
     error: str | None  # why it failed
+    late: bool = False  # whether it was ended at the time limit
 
 
 def start_alone(command: Sequence[str], **named: Any) -> subprocess.Popen[bytes]:
@@ -60,7 +61,7 @@ def run(
         out.seek(0)
         said = out.read().decode(errors="replace")
     if code is None:
-        return Ended(wall_s=wall_s, out=said, error=f"over the time limit of {limit_s:g} s")
+        return Ended(wall_s=wall_s, out=said, error=f"over the time limit of {limit_s:g} s", late=True)
     error = ended_with(code, log, written, skip=_INFRASTRUCTURE) if code else None
     return Ended(wall_s=wall_s, out=said, error=error)
 

@@ -10,13 +10,14 @@ import importlib.util
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
+from nimble_jobs import plural
 from nimble_jobs.bench.scoring.ours import Job
 from nimble_jobs.bench.scoring.process import Ended
 from nimble_jobs.bench.scoring.workshop import Workshop
@@ -29,6 +30,10 @@ from nimble_jobs.errors import NimbleError
 
 class Failed(NimbleError, RuntimeError):
     """A system could not be measured."""
+
+
+class TooSlow(Failed):
+    """A system took longer than the time limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +59,8 @@ class _Contender:
     prepare_s: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     embeddings: agreement.Embeddings | None = None
+    unbuilt: str | None = None  # ours, stored: why not all schedules were built
+    note: str | None = None
     error: str | None = None
 
 
@@ -98,14 +105,14 @@ class _Run:
         return contender
 
     def _build(self, contender: _Contender) -> None:
-        """Store the schedules, in a state folder that has none. Raises Failed."""
+        """Store the schedules, in a state folder that has none. If that fails or takes too long, some are missing."""
         self._shop.told(f"{contender.system}: building the schedules")
         job = self._emptied(contender.system)
         begin = time.perf_counter()
-        row, ended = replace(job, spec={**job.spec, "schedule": {"progressive": False}}).run()
-        if row is None:
-            raise Failed(ended.error or "no result")
+        _, contender.unbuilt = job.build()
         contender.prepare_s = time.perf_counter() - begin
+        if contender.unbuilt is not None:
+            self._shop.told(f"{contender.system}: building: {contender.unbuilt}; goes on with what is stored")
 
     def _missing(self, system: TextSystem) -> str | None:
         """Why a system cannot run here."""
@@ -116,17 +123,25 @@ class _Run:
         return None
 
     def _search(self, contender: _Contender, settings: list[TextSetting]) -> None:
-        """Try each setting once over the first texts; keep the fastest after its start. Raises Failed if none works."""
+        """Try each setting once over the first texts; keep the fastest after its start. A mode of torch.compile that
+        takes too long with one batch size is not tried with others. Raises Failed if none works.
+        """
         count = min(self._place.wanted.searched, self._place.count)
         few = self._shop.folder / f"searched-{count}.parquet"
         pq.write_table(pq.read_table(self._place.texts).slice(0, count), few)
         best = None
+        slow: dict[str, str] = {}  # modes that took too long, with the reason
         for setting in settings:
             line: dict[str, Any] = {"batch_size": setting.batch_size, "mode": setting.mode}
             contender.searched.append(line)
+            if setting.mode in slow:
+                line["error"] = f"not tried: {slow[setting.mode]}"
+                continue
             try:
                 trial, _ = self._loop(contender.system, setting, few)
             except Failed as e:
+                if isinstance(e, TooSlow):
+                    slow[setting.mode] = f"{setting}: {e}"
                 line["error"] = str(e)
                 continue
             line["start_s"], line["texts_per_s"] = trial.start_s, count / (trial.wall_s - trial.start_s)
@@ -161,11 +176,11 @@ class _Run:
         with Peak() as peak:
             row, ended = replace(job, shop=replace(job.shop, seen=peak.watch)).run()
         if row is None:
-            raise Failed(ended.error or "no result")
+            raise (TooSlow if ended.late else Failed)(ended.error or "no result")
         schedule, timings = row["schedule"] or {}, row["timings"]
         contender.facts |= {k: schedule.get(k) for k in ("hit", "runs", "buckets", "key")} | {"timings": timings}
-        if contender.system is TextSystem.STORED and schedule.get("hit") != "stored":
-            raise Failed(f"its schedules were not found in the store: {schedule.get('hit')}")
+        if contender.system is TextSystem.STORED:
+            contender.note = _stored(schedule["buckets"], contender.unbuilt)
         # What comes before the run, and what is published after it, is counted as the start.
         start_s = ended.wall_s - timings["run_s"] + timings.get("first_s", 0.0)
         return self._trial(ended, start_s, peak, _padded(timings)), job.output
@@ -188,6 +203,8 @@ class _Run:
             began = time.time()
             ended = replace(shop, seen=peak.watch).module("nimble_jobs.bench.text.loops", asked, result)
         answer = json.loads(result.read_text()) if result.exists() else {}
+        if ended.late:
+            raise TooSlow(ended.error or "no result")
         if ended.error is not None or "error" in answer or answer.get("first_at") is None:
             raise Failed(answer.get("error") or ended.error or "no result")
         return self._trial(ended, answer["first_at"] - began, peak, answer["padded_tokens"]), out
@@ -248,8 +265,22 @@ class _Run:
             searched=tuple(contender.searched),
             relative_norm=off,
             facts=contender.facts,
+            note=contender.note,
             error=contender.error,
         )
+
+
+def _stored(buckets: Sequence[Mapping[str, Any]], unbuilt: str | None) -> str | None:
+    """Which of the buckets' schedules were in the store, unless all were. Raises Failed if none was."""
+    hits = sum(bucket["hit"] == "stored" for bucket in buckets)
+    why = f"; building: {unbuilt}" if unbuilt is not None else ""
+    if not hits:
+        raise Failed(f"the schedules of {plural.count(len(buckets), 'bucket')} were not found in the store{why}")
+    return (
+        f"schedules of {hits} of {plural.count(len(buckets), 'bucket')} were stored{why}"
+        if hits < len(buckets)
+        else None
+    )
 
 
 def _padded(timings: dict[str, Any]) -> int:

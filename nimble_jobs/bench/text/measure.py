@@ -22,7 +22,8 @@ METHOD = {
     "peak_bytes": "memory of the first device beyond what was in use before, sampled alike; null without nvidia-smi",
     "relative_norm": "largest over all texts: norm of the difference from the reference's embedding over its norm; "
     "the reference is eager-sorted, where that was measured",
-    "prepare_s": "ours, stored: the whole process of a first job that builds all schedules before it scores, once",
+    "prepare_s": "ours, stored: the whole process of `cache build`, once; the runs lack what it did not build in "
+    "the time limit",
 }
 
 

@@ -39,10 +39,11 @@ class TextRow:
     texts: int = 0
     tokens: int = 0  # of all texts, cut at max_length, without padding
     trials: tuple[TextTrial, ...] = ()
-    prepare_s: float | None = None  # ours, stored: the job that builds the schedules
+    prepare_s: float | None = None  # ours, stored: the command that builds the schedules
     searched: tuple[dict[str, Any], ...] = ()  # settings that were tried, with texts/s or an error
     relative_norm: float | None = None  # largest of all texts, of the difference from the reference's embedding
     facts: dict[str, Any] = field(default_factory=dict)
+    note: str | None = None  # what the figures do not say, such as that some schedules are missing
     error: str | None = None
 
     @property
