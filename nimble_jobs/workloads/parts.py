@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from nimble_jobs.data import Batch
@@ -37,7 +37,7 @@ class Lane:
     share: float = 1.0  # of the records that are left, as far as is known
     done: int = 0  # records
     run_s: float = 0.0  # seconds of earlier turns
-    entered: float = field(default_factory=time.perf_counter)
+    entered: float | None = None  # when its turn began; None: it is not its turn
 
     def enter(self) -> None:
         """Its turn begins."""
@@ -45,16 +45,19 @@ class Lane:
 
     def leave(self) -> None:
         """Its turn ends."""
-        self.run_s += time.perf_counter() - self.entered
-        self.entered = time.perf_counter()
+        self.run_s, self.entered = self._seconds(), None
+
+    def _seconds(self) -> float:
+        """Seconds of all turns so far."""
+        return self.run_s + (time.perf_counter() - self.entered if self.entered is not None else 0.0)
 
     def at(self, *, record: int, left: int, waits: float) -> moving.At:
-        """Where the job stands, from this lane's view, during its turn."""
+        """Where the job stands, from this lane's view."""
         return moving.At(
             record=record,
             done=self.done,
             left=round(left * self.share),
-            run_s=self.run_s + time.perf_counter() - self.entered,
+            run_s=self._seconds(),
             waits=waits,
         )
 
