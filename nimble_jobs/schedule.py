@@ -202,6 +202,7 @@ class Schedule:
     merged: tuple[
         tuple[str, ...], ...
     ] = ()  # linear layers of the module that read the same, each group over one weight
+    without: tuple[str, ...] = ()  # kernels of our own that were switched off where a compiler made the kernels
     compiled: tuple[CompiledKernel, ...] = ()  # of a compiler; empty: they must be compiled again
     binaries: str | None = None  # SHA-256 of the artifact that holds their machine code
     in_flight: int = 1  # instances that a worker keeps busy at once
@@ -269,6 +270,7 @@ class Schedule:
                     "durations_us": tuple(raw["durations_us"]),
                     "folded": tuple((c, n) for c, n in raw["folded"]),
                     "merged": tuple(tuple(group) for group in raw.get("merged", ())),
+                    "without": tuple(raw.get("without", ())),
                     "compiled": tuple(CompiledKernel(**{**k, "grid": tuple(k["grid"])}) for k in raw["compiled"]),
                     "candidates": tuple(Candidate(**c) for c in raw["candidates"]),
                     "stages": tuple((name, seconds) for name, seconds in raw["stages"]),

@@ -735,6 +735,42 @@ BAD_SPECS = [
         ),
     ),
     BadSpec(
+        name="an unknown kernel",
+        text=SCORE + "schedule:\n  kernels:\n    atention: false\n",
+        messages=("{file}:18: schedule.kernels.atention: unknown field, did you mean attention?",),
+    ),
+    BadSpec(
+        name="kernels named otherwise",
+        text=SCORE + "schedule:\n  kernels: {Split_K: false}\n  depthwise_activation: false\n",
+        messages=(
+            "{file}:17: schedule.kernels.Split_K: unknown field, did you mean split-k?",
+            "{file}:18: schedule.depthwise_activation: unknown field, "
+            "did you mean schedule.kernels.depthwise-activation?",
+        ),
+    ),
+    BadSpec(
+        name="a kernel like no other",
+        text=SCORE + "schedule:\n  kernels: {zzz: false}\n",
+        messages=(
+            "{file}:17: schedule.kernels.zzz: unknown field; expected one of attention, depthwise, "
+            "depthwise-activation, squeeze-excite, linear-gelu, patches, split-k, fused-convolution, product, merged, folded",
+        ),
+    ),
+    BadSpec(
+        name="kernels that are neither on nor off",
+        text=SCORE + "schedule:\n  kernels: {attention: off, patches: 0, folded: }\n",
+        messages=(
+            "{file}:17: schedule.kernels.attention: found 'off'; expected true or false",
+            "{file}:17: schedule.kernels.patches: found 0; expected true or false",
+            "{file}:17: schedule.kernels.folded: is empty; expected true or false",
+        ),
+    ),
+    BadSpec(
+        name="a list of kernels",
+        text=SCORE + "schedule:\n  kernels: [attention]\n",
+        messages=("{file}:17: schedule.kernels: found a list; expected a mapping",),
+    ),
+    BadSpec(
         name="a budget that is no duration",
         text=SCORE + "schedule: {budget: 2 minutes}\n",
         messages=(

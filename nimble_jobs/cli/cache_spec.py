@@ -14,6 +14,7 @@ from nimble_jobs.cli.cache_rows import removed_for_room, shape, with_reason
 from nimble_jobs.cli.telling import telling
 from nimble_jobs.cli.ticked import as_of_a_tick
 from nimble_jobs.errors import JobFailed, ModelError, UsageError
+from nimble_jobs.kernel_switches import PART
 from nimble_jobs.views import figures
 from nimble_jobs.views.schedules import brief, rows_of
 
@@ -158,7 +159,7 @@ def _sections(answer: Why) -> list[render.Section]:
 def _difference(difference: Difference) -> str:
     def short(value: str | None) -> str:
         if value is None:
-            return "absent"
+            return "with all" if difference.part == PART else "absent"
         return value[:16] if ".file:" in difference.part else value
 
     return f"{short(difference.wanted)}; stored: {short(difference.stored)}"

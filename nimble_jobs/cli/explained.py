@@ -67,6 +67,7 @@ def _head(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ("in flight", f"{answer['in_flight']:,}"),
             ("error", f"{error} against eager, tolerance {answer['tolerance']:.2g}"),
         ]
+    lines.append(("switched off", ", ".join(answer["switched_off"])))
     return [(name, text) for name, text in lines if text]
 
 

@@ -20,12 +20,14 @@ from nimble_jobs.engine.fused_convolutions import CONVOLUTION_ADD_RELU, CONVOLUT
 from nimble_jobs.engine.fx_nodes import add_call
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.private.operators import OpOverload
+from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
 from nimble_jobs.task_times import TaskTimes
 
 Way = str  # "library", "fused", "product", or one of `split_k`
 Follows = Literal["nothing", "bias", "relu", "add", "add-relu"]
 
 _aten = torch.ops.aten
+_KERNELS = {"fused": Kernel.FUSED_CONVOLUTION, "product": Kernel.PRODUCT}  # others are ways of `split_k`
 _GAIN = 0.97  # another way must take less than this share of the plain convolution's time
 
 
@@ -61,6 +63,10 @@ class Group:
         """The ways that there are to run it."""
         fused: tuple[Way, ...] = ("fused",) if self.follows in ("relu", "add-relu") else ()
         return ("library", *fused, *(("product",) if self.is_product else ()), *self.split.ways)
+
+    def allowed(self, without: Without) -> tuple[Way, ...]:
+        """The ways that are not in `without`; the library's always is one."""
+        return tuple(way for way in self.ways if way == "library" or _KERNELS.get(way, Kernel.SPLIT_K) not in without)
 
     @property
     def is_product(self) -> bool:
@@ -101,18 +107,24 @@ class _Match:
         return self.relu or self.add or self.convolution
 
 
-def choose_ways(graph: Graph, device: torch.device, chosen: Callable[[Group, Way], None] = lambda *_: None) -> None:
+def choose_ways(
+    graph: Graph,
+    device: torch.device,
+    chosen: Callable[[Group, Way], None] = lambda *_: None,
+    *,
+    without: Without = NOTHING,
+) -> None:
     """Rewrite each convolution of a functional graph of aten operators so that it runs in its fastest way on a GPU.
 
     Nodes carry fake tensors in `meta["val"]`. Only two-dimensional convolutions over channels-last tensors are
-    considered. `chosen` is called with each and its way.
+    considered. `chosen` is called with each and its way. Ways that are in `without` are not tried.
     """
     for convolution in list(graph.find_nodes(op="call_function", target=_aten.convolution.default)):
         match = _match(convolution)
         if match is None:
             continue
         with modes_off():
-            way = fastest(match.group, device)
+            way = fastest(match.group, device, without)
         chosen(match.group, way)
         if way == "fused":
             _fuse(graph, match)
@@ -124,20 +136,24 @@ def choose_ways(graph: Graph, device: torch.device, chosen: Callable[[Group, Way
     graph.lint()
 
 
-def fastest(group: Group, device: torch.device) -> Way:
-    """The fastest way, by measurement on `device` with the process's current precision switches, now or earlier."""
+def fastest(group: Group, device: torch.device, without: Without = NOTHING) -> Way:
+    """The fastest way that is not in `without`, by measurement on `device`, now or earlier, with the process's current
+    precision switches.
+    """
 
     def measured() -> TaskTimes:
-        return choices.fastest_of(group.words, times_us(group, device), _GAIN)
+        return choices.fastest_of(group.words, times_us(group, device, without), _GAIN)
 
     parts = {each.name: str(getattr(group, each.name)) for each in fields(group)}
     parts |= {"task": "convolution", "memory_format": str(MEMORY_FORMAT)} | choices.parts_here(device)
-    parts |= {"split": split_k.code_digest()} if group.split.ways else {}
-    return choices.current().choose(parts, group.ways, measured)
+    ways = group.allowed(without)
+    parts |= {"split": split_k.code_digest()} if set(ways) & set(group.split.ways) else {}
+    return choices.current().choose(parts, ways, measured)
 
 
-def times_us(group: Group, device: torch.device) -> dict[Way, float]:
-    """Microseconds that each way takes in a replay, with warm caches and random values."""
+def times_us(group: Group, device: torch.device, without: Without = NOTHING) -> dict[Way, float]:
+    """Microseconds that each way not in `without` takes in a replay, with warm caches and random values."""
+    allowed = group.allowed(without)
     generator = torch.Generator(device).manual_seed(0)  # leaves the process's random state alone
 
     def random(sizes: Sequence[int]) -> torch.Tensor:
@@ -163,13 +179,13 @@ def times_us(group: Group, device: torch.device) -> dict[Way, float]:
                 return result
 
     ways["library"] = lambda: after(_aten.convolution(x, weight, None, *plain))
-    if group.follows == "relu":
+    if "fused" in allowed and group.follows == "relu":
         ways["fused"] = lambda: CONVOLUTION_RELU(x, weight, bias, *settings)
-    elif group.follows == "add-relu":
+    elif "fused" in allowed:
         ways["fused"] = lambda: CONVOLUTION_ADD_RELU(x, weight, other, bias, *settings)
-    if group.is_product:
+    if "product" in allowed:
         ways["product"] = _product(group, x, weight, bias, out, after)
-    split = split_k_pass.calls(group.split, x, weight, device)
+    split = {} if Kernel.SPLIT_K in without else split_k_pass.calls(group.split, x, weight, device)
     if split and group.follows == "nothing":  # the kernel that follows in any case adds the parts up
         ways["pointwise"] = lambda: torch.relu(out)
     times = dict(zip([*ways, *split], measure.kernel_times_us([*ways.values(), *split.values()], device), strict=True))

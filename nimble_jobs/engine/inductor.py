@@ -24,6 +24,7 @@ from nimble_jobs.engine import shared_products, split_k, split_k_pass
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.errors import CannotRecord, EngineError
+from nimble_jobs.kernel_switches import NOTHING, Kernel, Without, listed
 
 if TYPE_CHECKING:
     from nimble_jobs.engine.recorder import Recorder
@@ -46,14 +47,15 @@ def compile_module(
     eager_random: bool = False,
     epilogues: torch.device | None = None,
     rewrite: Callable[[torch.fx.Graph], object] | None = None,
+    without: Without = NOTHING,
 ) -> Callable[..., Any]:
     """The module with Inductor's kernels, for fixed shapes and without graph breaks.
 
     With `compiled_before` its kernels are expected in its cache, and no compile processes are started. With
     `eager_random` the same random numbers are drawn as in eager. With `epilogues`, a GPU, equal products run once, and
-    convolutions together with what follows them where that is faster there. `rewrite` changes the graph of torch's
-    functions before Inductor sees it. Raises CannotRecord, at the first call, where the module cannot be compiled
-    whole.
+    convolutions together with what follows them where that is faster there, but for the ways in `without`. `rewrite`
+    changes the graph of torch's functions before Inductor sees it. Raises CannotRecord, at the first call, where the
+    module cannot be compiled whole.
     """
     options: dict[str, Any] = dict(_RECORDED)
     if max_autotune:
@@ -61,7 +63,7 @@ def compile_module(
     if eager_random:
         options |= {"fallback_random": True}
     if epilogues is not None:
-        options |= {"post_grad_custom_post_pass": _epilogues_on(epilogues)}
+        options |= {"post_grad_custom_post_pass": _epilogues_on(epilogues, without)}
     forget_compiled()
     named = {"options": options} if rewrite is None else {"backend": _rewriting(options, rewrite)}
     compiled = torch.compile(module, fullgraph=True, dynamic=False, **named)
@@ -88,19 +90,23 @@ def _rewriting(options: dict[str, Any], rewrite: Callable[[torch.fx.Graph], obje
     return backend
 
 
-def _epilogues_on(device: torch.device) -> Any:
-    """`share_products`, `choose_ways` and `split_products` as a pass of Inductor's."""
+def _epilogues_on(device: torch.device, without: Without) -> Any:
+    """`share_products`, `choose_ways` and `split_products` as a pass of Inductor's.
+
+    Inductor caches graphs by the pass's `uuid`, which therefore names what is switched off.
+    """
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
     class Epilogues(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
             shared_products.share_products(graph)
-            ways.choose_ways(graph, device)
-            split_k_pass.split_products(graph, device)
+            ways.choose_ways(graph, device, without=without)
+            if Kernel.SPLIT_K not in without:
+                split_k_pass.split_products(graph, device)
 
         def uuid(self) -> Any:
             files = (ways.__file__, shared_products.__file__, split_k_pass.__file__, split_k.__file__)
-            return get_hash_for_files(files, torch.cuda.get_device_name(device))
+            return get_hash_for_files(files, torch.cuda.get_device_name(device) + listed(without))
 
     return Epilogues()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -16,6 +17,7 @@ from nimble_jobs.job import Hit
 from nimble_jobs.nimble import inference, training_prepare
 from nimble_jobs.nimble.guard import Choice, Gate, ModuleChanged
 from nimble_jobs.nimble.inference import Eager
+from nimble_jobs.nimble.options import check_options, switched_off_in
 from nimble_jobs.nimble.order import in_order_of
 from nimble_jobs.nimble.signature import Args, Kwargs, Signature, mismatch, named_keywords, read, split
 from nimble_jobs.nimble.stored import opened
@@ -81,6 +83,7 @@ class Nimble:
         fallback: bool = False,
         guard: Choice = "on",
         eager: Literal["candidate", "reference"] = "candidate",
+        kernels: Mapping[str, bool] | None = None,
     ) -> None:
         """Build a schedule for calls like `example`: a tensor, a tuple of arguments, a dict of keyword arguments, or a
         pair of both. Other signatures that were prepared stay.
@@ -97,7 +100,8 @@ class Nimble:
         `fallback`, calls of this signature run in eager instead, and `fallback` says why.
 
         If the module itself was measured to be faster than every schedule, calls run it, and `schedule.runs` says
-        "eager". With `eager="reference"` they replay the fastest schedule nevertheless.
+        "eager". With `eager="reference"` they replay the fastest schedule nevertheless. `kernels={"attention": False}`
+        leaves kernels of our own out of the search, by the names that a spec's `schedule.kernels` has.
 
         Calls notice a module that is not what it was when it was prepared: other submodules, tensors, hooks or
         plain attributes. They raise EngineError, or run in eager from then on with `fallback`. `guard="off"`
@@ -105,7 +109,7 @@ class Nimble:
         with `fallback`. Calls of other threads wait while a signature is prepared. `train()` or `eval()` of
         another thread during a prepare, or during a call that runs in eager, may be lost.
         """
-        _check_options(streams, fuse, in_flight)
+        check_options(streams, fuse, in_flight)
         if eager not in ("candidate", "reference"):
             raise UsageError(f"eager: found {eager!r}; expected 'candidate' or 'reference'")
         if guard not in ("on", "off"):
@@ -125,6 +129,7 @@ class Nimble:
             purpose="latency" if in_flight == 1 else "throughput",
             in_flight=in_flight,
             eager=eager,
+            without=switched_off_in(kernels),
             layout="given" if self._prepared else "auto",  # schedules that exist read the weights where they lie
         )
         with self._gate.alone():
@@ -316,15 +321,6 @@ def _gate_of(module: nn.Module) -> Gate:
     """The same for all that call one module."""
     with _gates_lock:
         return _gates.setdefault(module, Gate())
-
-
-def _check_options(streams: object, fuse: object, in_flight: object) -> None:
-    if streams != "auto" and not (type(streams) is int and streams >= 1):
-        raise UsageError(f"streams: found {streams!r}; expected 'auto' or a number of at least 1")
-    if fuse not in ("auto", "off", "max"):
-        raise UsageError(f"fuse: found {fuse!r}; expected 'auto', 'off' or 'max'")
-    if not (type(in_flight) is int and in_flight >= 1):
-        raise UsageError(f"in_flight: found {in_flight!r}; expected a number of at least 1")
 
 
 def _device_of(module: nn.Module, signature: Signature) -> torch.device:

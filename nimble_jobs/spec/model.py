@@ -30,6 +30,7 @@ from nimble_jobs.spec.fields import (
 )
 from nimble_jobs.spec.formats import INPUTS, InputFormat, OutputFormat, either
 from nimble_jobs.spec.input_source import input_source
+from nimble_jobs.spec.kernel_fields import KernelsSpec
 from nimble_jobs.spec.notify import NotifySpec
 from nimble_jobs.spec.output_path import output_path
 from nimble_jobs.spec.text import TextSpec
@@ -155,6 +156,10 @@ class ScheduleSpec(Frozen):
     streams: AutoOrCount = Field(default="auto", description="Streams of the schedule.")
     fuse: Literal["auto", "off", "max"] = Field(default="auto", description="How hard to fuse kernels.")
     in_flight: AutoOrCount = Field(default="auto", description="Replays in flight at once.")
+    kernels: KernelsSpec = Field(
+        default=KernelsSpec(),
+        description="Kernels and rewrites of our own, each by its name; NAME: false leaves one out.",
+    )
     budget: Seconds | None = Field(
         default=None,
         description="Time limit for building a schedule: after it, no further candidate is tried; by default 15m.",

@@ -100,14 +100,18 @@ def _unknown(model: type[BaseModel], where: Where) -> tuple[str, str]:
     name = str(where[-1])
     known = list(_fields(model, where[:-1]))
     if len(name) <= 60:  # difflib's time grows with the square
-        plain = name.lower().replace("-", "_")
-        near = difflib.get_close_matches(plain, known, 1)
-        elsewhere = [place for place in _places(model) if place.rpartition(".")[2] == plain]
-        if len(elsewhere) == 1 and plain not in near:
+        plain = _plain(name)
+        near = difflib.get_close_matches(plain, known, 1) or difflib.get_close_matches(name.lower(), known, 1)
+        elsewhere = [place for place in _places(model) if _plain(place.rpartition(".")[2]) == plain]
+        if len(elsewhere) == 1 and plain not in map(_plain, near):
             return f"unknown field, did you mean {elsewhere[0]}?", ""
         if near:
             return f"unknown field, did you mean {near[0]}?", ""
     return "unknown field", f"one of {', '.join(known)}"
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
 
 
 def _fields(model: type[BaseModel], where: Where) -> Mapping[str, FieldInfo]:

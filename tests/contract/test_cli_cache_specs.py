@@ -98,6 +98,26 @@ def test_explain_and_build_agree_with_the_worker_that_will_run(cli: Cli, spec: P
     assert cli("explain", spec, "--gpu-memory", "much").code == 2
 
 
+def test_kernels_that_are_off_are_told(cli: Cli, spec: Path) -> None:
+    """By `explain`, in text and JSON; they make another key, and `cache why` says how it differs, in words."""
+    off = ("schedule.kernels.split-k=false", "schedule.kernels.attention=false", "schedule.kernels.patches=true")
+    (plain,) = cli("cache", "build", spec, "--json").json
+    assert cli("explain", spec, "--json").json["switched_off"] == []
+    assert "switched off" not in cli("explain", spec).out
+    missed = cli("explain", spec, *off, "--no-build", "--json").json
+    assert (missed["hit"], missed["switched_off"]) == ("miss", ["attention", "split-k"])
+    said = "differs from the nearest stored key.schedule.kernels: "
+    assert f"{said}without attention, split-k; stored: with all\n" in cli("cache", "why", spec, *off).out
+    assert "schedule.switched off: attention, split-k\n" in cli("explain", spec, *off).out
+    built = cli("explain", spec, *off, "--json").json
+    assert (built["hit"], built["key_parts"]["schedule.kernels"]) == ("stored", "without attention, split-k")
+    assert built["key"] != plain["key"]
+    cli("cache", "rm", plain["key"], "--yes")
+    assert f"{said}with all; stored: without attention, split-k\n" in cli("cache", "why", spec).out
+    assert cli("cache", "verify", "--replay").code == 0
+    assert cli("run", spec, *off, "--json").json["schedule"]["hit"] == "stored"
+
+
 def test_a_build_is_followed_on_stderr(cli: Cli, spec: Path) -> None:
     """Without a terminal each thing that is done is a line, with --quiet none; stdout holds the answer alone."""
     told = ["loading the model", "measuring eager", "trying eager kernels", "trying eager kernels, 1 stream"]

@@ -9,10 +9,12 @@ from torch import nn
 from nimble_jobs import graph
 from nimble_jobs.engine import epilogues
 from nimble_jobs.engine.capture import capture
+from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.epilogues import Group, Way
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.engine.verify import check
+from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
 from nimble_jobs.planner.forward.build import build_best
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.sources.source import Source, Variants, record_source
@@ -42,7 +44,7 @@ class Block(nn.Module):
 def test_each_way_agrees_with_eager(device: torch.device, monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
     """Wherever it is possible, on a captured replay over fresh inputs."""
 
-    def wanted(group: Group, _: torch.device) -> Way:
+    def wanted(group: Group, *_: object) -> Way:
         possible = group.is_product if way == "product" else group.follows.endswith("relu")
         return way if possible else "library"
 
@@ -87,6 +89,25 @@ def test_ways_are_measured(device: torch.device) -> None:
     chosen = epilogues.fastest(group, device)
     assert chosen in times
     assert epilogues.fastest(group, device) == chosen
+
+
+def test_ways_that_are_off_are_in_no_recording(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With Inductor's caches at work: a graph that was compiled with all ways is not taken for one without some."""
+
+    def last_is_fastest(group: Group, _: torch.device, off: Without) -> dict[Way, float]:
+        return {way: 9.0 - number for number, way in enumerate(group.allowed(off))}
+
+    monkeypatch.setattr(epilogues, "times_us", last_is_fastest)
+    ours = OPERATORS["fused"] | OPERATORS["product"]
+    module = Block().eval().to(device, torch.float16)
+    x = torch.randn(2, 64, 28, 28, device=device, dtype=torch.float16)
+    off = frozenset({Kernel.FUSED_CONVOLUTION, Kernel.PRODUCT, Kernel.SPLIT_K})
+    for without in (NOTHING, off, NOTHING):
+        source = Source(kernels="epilogues", layout="channels-last", without=without)
+        with using(Choices()):
+            recording = record_source(Variants(module).use(source), source, {"x": x}, device)
+        assert bool({task.op for task in recording.program.tasks} & ours) == (without == NOTHING)
+    forget_compiled()
 
 
 class Attention(nn.Module):

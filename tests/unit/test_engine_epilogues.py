@@ -61,7 +61,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 def _pass(graph: torch.fx.Graph, way: Callable[[Group], Way]) -> Counter[Any]:
     seen: Counter[Any] = Counter()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(epilogues, "fastest", lambda group, _: way(group))
+        patch.setattr(epilogues, "fastest", lambda group, *_: way(group))
         choose_ways(graph, CPU, lambda group, way: seen.update([(group.follows, way)]))
     return seen
 

@@ -103,6 +103,7 @@ COSMETIC: dict[str, Change] = {
     "if exists": setting("output.if_exists", "replace"),
     "shards": setting("output.shard_size", 7),
     "defaults spelled out": setting("schedule", {"streams": "auto", "fuse": "auto", "in_flight": "auto"}),
+    "kernels left on": setting("schedule.kernels", {"attention": True}),
     "default tolerance": setting("schedule.tolerance", 1e-3),
     "on miss": setting("schedule.on_miss", "eager"),
     "progressive": setting("schedule.progressive", True),

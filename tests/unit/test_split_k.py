@@ -90,7 +90,7 @@ def test_a_convolution_in_parts_computes_the_same() -> None:
 
     def change(graph: torch.fx.Graph) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(epilogues, "fastest", lambda group, _: group.ways[-1])
+            patch.setattr(epilogues, "fastest", lambda group, *_: group.ways[-1])
             choose_ways(graph, CPU)
 
     out, operators = traced(module, x, change)
@@ -128,7 +128,7 @@ def test_inductor_takes_the_parts(request: pytest.FixtureRequest) -> None:
     module = Net().eval().bfloat16().to(memory_format=torch.channels_last)
     x = torch.randn(1, 128, 6, 6).bfloat16().contiguous(memory_format=torch.channels_last)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
-        patch.setattr(epilogues, "fastest", lambda group, _: group.ways[-1])
+        patch.setattr(epilogues, "fastest", lambda group, *_: group.ways[-1])
         patch.setattr(split_k_pass, "fastest", lambda shape, _: shape.ways[0])
         out = torch.compile(module, options={"post_grad_custom_post_pass": Pass()})(x)
         torch.testing.assert_close(out, module(x), rtol=2e-2, atol=2e-2)

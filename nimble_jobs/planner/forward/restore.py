@@ -22,6 +22,7 @@ from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import unpack
 from nimble_jobs.errors import CheckFailed, EngineError
 from nimble_jobs.graph.memory import MemoryPlan
+from nimble_jobs.kernel_switches import Kernel
 from nimble_jobs.planner.lookup.stored import Material, compiles_again
 from nimble_jobs.planner.search.plans import capture_several
 from nimble_jobs.planner.sources.source import Kernels, Layout, Source, Variants, record_source
@@ -119,9 +120,10 @@ def check_loaded(
 
 
 def source_of(schedule: Schedule) -> Source:
-    """The kernels and the memory format of a schedule."""
+    """The kernels and the memory format of a schedule. Raises ValueError if it names kernels that do not exist."""
     kernels, layout = cast(Kernels, schedule.kernels), cast(Layout, schedule.layout)
-    return Source(kernels=kernels, layout=layout, folded=schedule.folded, merged=schedule.merged)
+    without = frozenset(Kernel(name) for name in schedule.without)
+    return Source(kernels=kernels, layout=layout, folded=schedule.folded, merged=schedule.merged, without=without)
 
 
 def recording_of(material: Material, record: Callable[[], Recording]) -> Recording:

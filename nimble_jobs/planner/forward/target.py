@@ -20,6 +20,7 @@ from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.state import state_of
+from nimble_jobs.kernel_switches import Kernel
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search.plans import capture_several, durations_us
@@ -108,15 +109,16 @@ class ForwardTarget:
         layout: Layout = "channels-last" if images else "given"
         sources = [Source(kernels="eager", layout="channels-last")] if images else []
         program = first[Role.FORWARD].recording.program
-        pairs = foldable(program, self.eager) if self._options.fold else ()
-        groups = mergeable(program, self.eager) if self._options.fold else ()
+        fold, without = self._options.fold, self._options.without
+        pairs = foldable(program, self.eager) if fold and Kernel.FOLDED not in without else ()
+        groups = mergeable(program, self.eager) if fold and Kernel.MERGED not in without else ()
         if pairs or groups:
             sources.append(Source(kernels="eager", layout=layout, folded=pairs, merged=groups))
         for each in kernels:  # the same kernels do less work over folded weights
             if each == "inductor" and layout == "given" and not groups and "epilogues" in kernels:
                 continue  # no image whose convolutions would lose by their epilogues: the other holds the same kernels
             merged = groups if each == "epilogues" else ()
-            sources.append(Source(kernels=each, layout=layout, folded=pairs, merged=merged))
+            sources.append(Source(kernels=each, layout=layout, folded=pairs, merged=merged, without=without))
         return sources
 
     def use(self, source: Source) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from nimble_jobs.engine.bind import arena_plan
 from nimble_jobs.job import Hit
+from nimble_jobs.kernel_switches import PART, switched_off
 from nimble_jobs.planner.jobs.loaded import Report, Resident
 from nimble_jobs.planner.jobs.prepare import prepare
 from nimble_jobs.planner.keys.request import Request, key_parts, schedule_key
@@ -197,6 +198,7 @@ def explained(found: Answer) -> dict[str, Any]:
         "hit": found.hit.value,
         "miss_reason": found.miss_reason,
         "fallback": found.fallback,
+        "switched_off": sorted(switched_off(found.parts.get(PART))),
     }
     schedule = found.schedule
     if schedule is not None:

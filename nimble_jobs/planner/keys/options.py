@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nimble_jobs.kernel_switches import NOTHING, PART, Without, key_parts, switched_off
 from nimble_jobs.spec import ScheduleSpec
 
 BUDGET_S = 900.0  # of a search whose spec gives none
@@ -21,6 +22,7 @@ class BuildOptions:
     in_flight: Literal["auto"] | int = "auto"  # replays in flight at once, if the purpose is throughput
     layout: Literal["auto", "given"] = "auto"  # given: the weights stay where they lie
     fold: bool = False  # normalisations may be folded into convolutions: the weights will not change
+    without: Without = NOTHING  # kernels and rewrites of our own that are switched off
     tolerance: float | None = None  # relative norm against eager; None: the default of the dtype
     budget_s: float = BUDGET_S  # no further candidate is begun after this time
     eager: Literal["candidate", "reference"] = "candidate"  # reference: a schedule is wanted though eager be faster
@@ -34,6 +36,7 @@ def options_of(schedule: ScheduleSpec) -> BuildOptions:
         streams=schedule.streams,
         fuse=schedule.fuse,
         in_flight=schedule.in_flight,
+        without=schedule.kernels.without,
         tolerance=schedule.tolerance,
         budget_s=schedule.budget or BUDGET_S,
     )
@@ -41,7 +44,11 @@ def options_of(schedule: ScheduleSpec) -> BuildOptions:
 
 def option_parts(options: BuildOptions) -> dict[str, str]:
     """The parts of each schedule's key that say what could be tried. Kinds of keys add parts of their own."""
-    return {"schedule.streams": str(options.streams), "schedule.fuse": options.fuse}
+    return {
+        "schedule.streams": str(options.streams),
+        "schedule.fuse": options.fuse,
+        **key_parts(options.without),
+    }
 
 
 def schedule_of(parts: Mapping[str, str]) -> dict[str, Any]:
@@ -51,4 +58,5 @@ def schedule_of(parts: Mapping[str, str]) -> dict[str, Any]:
         "streams": streams if streams == "auto" else int(streams),
         "fuse": parts["schedule.fuse"],
         "in_flight": in_flight if in_flight == "auto" else int(in_flight),
+        "kernels": {kernel.value: False for kernel in switched_off(parts.get(PART))},
     }

@@ -58,6 +58,7 @@ class Summary:
             layout=found.source.layout,
             folded=found.source.folded,
             merged=found.source.merged,
+            without=tuple(sorted(found.source.without)),
             compiled=compiled,
             binaries=hashlib.sha256(binaries).hexdigest() if binaries else None,
             in_flight=found.in_flight,

@@ -25,6 +25,7 @@ from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.inductor import compile_module, refusing_compilers
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
 from nimble_jobs.errors import CannotRecord
+from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.preprocessed import Preprocessed
 from nimble_jobs.planner.sources.fold import Pairs, folded
@@ -43,14 +44,17 @@ class Source:
     layout: Layout
     folded: Pairs = ()  # convolutions, each with the normalisation that is folded into it
     merged: Groups = ()  # linear layers that read the same, each group over one weight
+    without: Without = NOTHING  # kernels of our own that are switched off, if a compiler makes the kernels
 
     @property
     def name(self) -> str:
         """As candidates are called."""
+        fused = Kernel.FUSED_CONVOLUTION not in self.without
+        convolutions = ", fused convolutions" if fused else ", convolutions in their fastest ways"
         words = {
             "eager": "eager kernels",
             "inductor": "inductor kernels",
-            "epilogues": "inductor kernels, fused convolutions" if self.layout != "given" else "inductor kernels",
+            "epilogues": f"inductor kernels{convolutions}" if self.layout != "given" else "inductor kernels",
             "max-autotune": "max-autotune kernels",
         }
         last = ", channels-last" if self.layout == "channels-last" else ""
@@ -72,6 +76,13 @@ class Source:
         return bool(self.folded or self.merged)
 
 
+_PASSES = (  # in their order: the pass over a compiler's graph, and what knows where an earlier recording has ours
+    (Kernel.SQUEEZE_EXCITE, squeeze_excite_pass, squeeze_excite),
+    (Kernel.DEPTHWISE_ACTIVATION, depthwise_pass, depthwise_activated),
+    (Kernel.LINEAR_GELU, product_gelu_pass, product_gelu),
+    (Kernel.ATTENTION, attention_pass, attention),
+    (Kernel.PATCHES, patches_pass, patches_pass),
+)
 AS_GIVEN = Source(kernels="eager", layout="given")
 
 
@@ -137,8 +148,9 @@ def record_source(
     """Record a module that is the source's variant. Inputs are laid out as its weights are, unless the module takes
     records as they are stored.
 
-    With `like`, what it was before, its kernels are expected in Inductor's cache, and nothing is measured. Raises
-    CannotRecord if the module does what no schedule can hold.
+    Kernels of our own that are in `source.without` are left out. With `like`, what it was before, its kernels are
+    expected in Inductor's cache, and nothing is measured. Raises CannotRecord if the module does what no schedule can
+    hold.
     """
     layout = "given" if isinstance(module, Preprocessed | Packed) else source.layout
     example = {name: _laid_out(tensor, layout) for name, tensor in inputs.items()}
@@ -152,27 +164,27 @@ def record_source(
                 max_autotune=source.kernels == "max-autotune",
                 compiled_before=like is not None,
                 epilogues=device if source.kernels == "epilogues" else None,
-                rewrite=_rewrite(device, like) if source.kernels == "epilogues" else None,
+                rewrite=_rewrite(device, like, source.without) if source.kernels == "epilogues" else None,
+                without=source.without,
             )
             recording = record_compiled(call, example, state, device)
             for ours in (squeeze_excite, depthwise_activated, product_gelu, attention, split_k):
                 recording = ours.with_own_kernels(recording, device)
-            recording = with_own_depthwise(recording, device, like=like)
+            if Kernel.DEPTHWISE not in source.without:
+                recording = with_own_depthwise(recording, device, like=like)
     if any(t.random for t in recording.program.tasks):
         place = next(t.source for t in recording.program.tasks if t.random)
         raise CannotRecord(f"the model draws random numbers at {place}; its replays could not be checked")
     return recording
 
 
-def _rewrite(device: torch.device, like: Program | None) -> Callable[[torch.fx.Graph], object]:
-    """Put our operators where they are faster, or where an earlier recording has them."""
+def _rewrite(device: torch.device, like: Program | None, without: Without) -> Callable[[torch.fx.Graph], object]:
+    """Put our operators, but for those in `without`, where they are faster, or where an earlier recording has them."""
 
     def rewrite(graph: torch.fx.Graph) -> None:
-        squeeze_excite_pass.rewrite(graph, device, squeeze_excite.wanted_as_in(like) if like else None)
-        depthwise_pass.rewrite(graph, device, depthwise_activated.wanted_as_in(like) if like else None)
-        product_gelu_pass.rewrite(graph, device, product_gelu.wanted_as_in(like) if like else None)
-        attention_pass.rewrite(graph, device, attention.wanted_as_in(like) if like else None)
-        patches_pass.rewrite(graph, device, patches_pass.wanted_as_in(like) if like else None)
+        for kernel, ours, known in _PASSES:
+            if kernel not in without:
+                ours.rewrite(graph, device, known.wanted_as_in(like) if like else None)
 
     return rewrite
 

@@ -101,6 +101,7 @@ class LiveStep:
             compiled=source.compiled,
             update=role is Role.UPDATE,
             accumulate=accumulate,
+            without=source.without,
             like=like,
         )
         self.restore()

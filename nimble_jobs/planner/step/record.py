@@ -22,6 +22,7 @@ from nimble_jobs.engine.recorder import Recorder
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.collectives import hoisted
 from nimble_jobs.graph.split import split_convolutions
+from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
 from nimble_jobs.planner.sources.source import Kernels
 from nimble_jobs.planner.step.eager import Arithmetic, state_of_step
 from nimble_jobs.schedule import Program
@@ -45,21 +46,23 @@ def record_step(
     compiled: bool,
     update: bool,
     accumulate: bool = False,
+    without: Without = NOTHING,
     like: Program | None = None,
 ) -> Recording:
     """Record one batch, x and y of `inputs`, with or without the update of the weights. Outputs: loss, correct, and
     those of found_inf and grad_norm that there are.
 
-    The batch is trained on, with `compiled` several times. `accumulate`: as in `engine.step.differentiate`. With
-    `like`, what it was before, nothing is measured. Raises CannotRecord as `engine.record.record` does, and where the
-    backward pass draws random numbers.
+    The batch is trained on, with `compiled` several times. `accumulate`: as in `engine.step.differentiate`. Kernels of
+    our own that are in `without` are left out. With `like`, what it was before, nothing is measured. Raises
+    CannotRecord as `engine.record.record` does, and where the backward pass draws random numbers.
     """
     with refusing_compilers("the backward pass") if compiled else contextlib.nullcontext():
         found = _recorded(
             arithmetic, inputs, device, objective, compiled=compiled, update=update, accumulate=accumulate
         )
         split = replace(found, program=hoisted(split_convolutions(found.program)))
-        return with_own_depthwise(split, device, like=like) if compiled else split
+        own = compiled and Kernel.DEPTHWISE not in without
+        return with_own_depthwise(split, device, like=like) if own else split
 
 
 def _recorded(

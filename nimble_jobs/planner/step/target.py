@@ -45,7 +45,8 @@ class StepTarget:
         images = self._live.layouts_differ and self._request.options.layout == "auto"
         last = Source(kernels="eager", layout="channels-last" if images else "given")
         # in one layout: Inductor lays convolutions out as it likes anyway
-        fused = [Source(kernels=each, layout=last.layout) for each in kernels if each != "epilogues"]
+        without = self._request.options.without
+        fused = [Source(kernels=each, layout=last.layout, without=without) for each in kernels if each != "epilogues"]
         return [*fused, *([last] if images else [])]
 
     def use(self, source: Source) -> None:

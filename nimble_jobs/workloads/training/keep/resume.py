@@ -11,12 +11,13 @@ import torch
 
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import Damaged, JobFailed
+from nimble_jobs.kernel_switches import NOTHING
 from nimble_jobs.patience import Patience
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.step import kernels_digest
 from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.planner.step.build import TrainingStep
-from nimble_jobs.schedule import Schedule
+from nimble_jobs.schedule import COMPILERS, Schedule
 from nimble_jobs.workloads.basis import differences
 from nimble_jobs.workloads.context import Event
 from nimble_jobs.workloads.training.keep.checkpoint import MODEL, Checkpoint, Checkpoints, read, read_sheet
@@ -134,7 +135,9 @@ def began_with(kept: Checkpoint | None, options: BuildOptions) -> list[Source | 
         elif before["kernels" + suffix] != "eager" and options.fuse == "off":
             found.append(None)
         else:
-            found.append(Source(kernels=before["kernels" + suffix], layout=before["layout" + suffix]))
+            kernels = before["kernels" + suffix]
+            without = options.without if kernels in COMPILERS else NOTHING
+            found.append(Source(kernels=kernels, layout=before["layout" + suffix], without=without))
     return found
 
 
