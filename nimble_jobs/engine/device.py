@@ -108,7 +108,7 @@ def memory_bytes(device: torch.device) -> int | None:
 
 def facts(device: torch.device) -> dict[str, str]:
     """The parts of a schedule's key that name the device and the software under it. Equal devices give equal parts."""
-    parts = {"torch": torch.__version__, **precision(device)}
+    parts = {"torch": str(torch.__version__), **precision(device)}
     if device.type == "cpu":
         return parts | {
             "device": "cpu",

@@ -158,6 +158,11 @@ def test_each_precision_switch_matters() -> None:
         assert differ == {name}, code
 
 
+def test_they_are_plain_text() -> None:
+    """A worker's child sends them to the supervisor, which would import torch to read a type of torch's own."""
+    assert {type(value) for value in devices.facts(torch.device("cpu")).values()} == {str}
+
+
 def test_a_machine_has_its_cpu_and_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU comes first."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
