@@ -91,7 +91,9 @@ class Process:
         cwd: str | Path | None = None,
         env: Mapping[str, str] | None = None,
         server: str | None = None,
+        tied: bool = False,
     ) -> None:
+        """`tied`: the process is killed if this one is."""
         python, *words = map(str, command)
         assert python == sys.executable, "only processes of this Python can be forked"
         self.args = command
@@ -104,6 +106,7 @@ class Process:
             "folder": str(cwd or Path.cwd()),
             "environment": dict(os.environ if env is None else env),
             "ignored": signals.ignored(),
+            "tied": tied,
         }
         with ExitStack() as theirs:
             files = []
@@ -230,7 +233,7 @@ def run(
 def words(server: str | None = None) -> list[str]:
     """Words that stand for `sys.executable` in a command that is started elsewhere: by a shell, or by xdist.
 
-    The process ends when it is asked to with SIGTERM; SIGKILL would not reach it.
+    The process ends when it is asked to with SIGTERM, and is killed with SIGKILL.
     """
     if server is None and os.environ.get(COLD):
         return [sys.executable]

@@ -94,44 +94,80 @@ class _Ending:
             os._exit(self._code)
 
 
+class _Served:
+    """The processes that were forked, each with the client that asked for it."""
+
+    def __init__(self, waiting: selectors.BaseSelector) -> None:
+        self._waiting = waiting
+        self._clients: dict[int, tuple[int, socket.socket]] = {}  # by pidfd
+        self._tied: dict[socket.socket, int] = {}  # process ids
+
+    def add(self, pid: int, client: socket.socket, *, tied: bool) -> None:
+        self._clients[pidfd := os.pidfd_open(pid)] = pid, client
+        self._waiting.register(pidfd, selectors.EVENT_READ)
+        if tied:
+            self._tied[client] = pid
+            self._waiting.register(client, selectors.EVENT_READ)
+
+    def heed(self, key: selectors.SelectorKey) -> None:
+        """A process has ended, or a client to which one is tied was killed."""
+        if isinstance(key.fileobj, socket.socket):
+            if pid := self._tied.pop(key.fileobj, None):
+                self._waiting.unregister(key.fileobj)
+                os.kill(pid, signal.SIGKILL)
+            return
+        pid, client = self._clients.pop(key.fd)
+        self._waiting.unregister(key.fd)
+        os.close(key.fd)
+        _, status = os.waitpid(pid, 0)
+        _say(client, status)
+        if self._tied.pop(client, None):
+            self._waiting.unregister(client)
+        client.close()
+
+    def kill(self) -> None:
+        for pid, _ in self._clients.values():
+            os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for pidfd, (_, client) in self._clients.items():
+            client.close()
+            os.close(pidfd)
+
+
 def _serve(listener: socket.socket, life: int, collect: list[str]) -> tuple[dict[str, Any], list[int]] | None:
     """None when nobody needs it any more; in a new process, what this is to be and its standard files."""
     waiting = selectors.DefaultSelector()
     waiting.register(listener, selectors.EVENT_READ)
     waiting.register(life, selectors.EVENT_READ)
-    clients: dict[int, tuple[int, socket.socket]] = {}  # by pidfd
+    served = _Served(waiting)
     ready = False
     while True:
         for key, _ in waiting.select():
             if key.fd == life:
-                for pid, _ in () if collect else clients.values():  # a test that was interrupted has left it
-                    os.kill(pid, signal.SIGKILL)
+                if not collect:  # a test that was interrupted has left them
+                    served.kill()
                 return None
-            if key.fd in clients:
-                pid, client = clients.pop(key.fd)
-                waiting.unregister(key.fd)
-                os.close(key.fd)
-                _, status = os.waitpid(pid, 0)
-                _say(client, status)
-                client.close()
+            if key.fileobj is not listener:
+                served.heed(key)
                 continue
             client, _ = listener.accept()
             packet, files, _, _ = socket.recv_fds(client, 1 << 18, 3)
             if not ready:
                 _preload(collect)
                 ready = True
+            request = json.loads(packet)
             pid = os.fork()
             if pid == 0:
-                for open_one in (listener, client, waiting, *(other for _, other in clients.values())):
+                served.close()
+                for open_one in (listener, client, waiting):
                     open_one.close()
-                for fd in (life, *clients):
-                    os.close(fd)
-                return json.loads(packet), list(files)
+                os.close(life)
+                return request, list(files)
             for fd in files:
                 os.close(fd)
             _say(client, pid)
-            clients[pidfd := os.pidfd_open(pid)] = pid, client
-            waiting.register(pidfd, selectors.EVENT_READ)
+            served.add(pid, client, tied=request["tied"])
 
 
 def _say(client: socket.socket, number: int) -> None:
@@ -193,15 +229,17 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _set_apart(environment)
 
-    if any("worker" in word for word in words) and (spawned := zygote.keep()):
+    if any("worker" in word or word == "--wait" for word in words) and (spawned := zygote.keep()):
         _become(*spawned)
         return
+    if safe_path := words[0] == "-P":
+        del words[0]
     how, *arguments = words
     if how in ("-m", "-c"):
         first, sys.argv = str(Path.cwd()) if how == "-m" else "", [how, *arguments[1:]]
     else:
         first, sys.argv = str(Path(how).parent.resolve()), words
-    sys.path[0] = first
+    sys.path[:1] = [] if safe_path else [first]
     if how == "-m":
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     elif how == "-c":

@@ -5,6 +5,8 @@ a zygote: a fork of itself, made before it did anything. `spawn` then has its co
 is a child of the worker like any other, with a process id, group, environment, signals, limits and open files as
 `spawn` gives them: the zygote forks it through a process that ends at once, and the kernel hands orphans to the worker
 while this is its subreaper.
+
+A command that starts a worker, with `os.posix_spawn`, keeps one too, and has the worker forked from it.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from multiprocessing import util
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from tests import signals
 
 SPAWNED = "spawn_main"  # a word in the command of a process that `spawn` starts, or the name of one that was forked
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+_WORKER = [sys.executable, "-P", "-m", "nimble_jobs.worker"]  # how the command of a worker begins
 _HIGH = 512  # file descriptors from here on are not in use
 _LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 
@@ -56,28 +60,50 @@ def keep() -> tuple[dict[str, Any], list[int]] | None:
         mine.close()
         return _serve(other, parent)
     other.close()
-    environment, cold = os.environ.get("PYTHONPATH"), util.spawnv_passfds
+    python_path, cold, cold_spawn = os.environ.get("PYTHONPATH"), util.spawnv_passfds, os.posix_spawn
 
-    def start(path: bytes, words: Sequence[str | bytes], files: Sequence[int]) -> int:
-        command = [os.fsdecode(word) for word in words]
-        if SPAWNED not in " ".join(command) or os.environ.get("PYTHONPATH") != environment:
-            return cold(path, words, files)
+    def fork(standard: Sequence[int], files: Sequence[int] = (), **given: Any) -> int:
         request = {
-            "words": command[command.index("-c") :],
             "folder": str(Path.cwd()),
-            "environment": dict(os.environ),
-            "files": sorted({int(file) for file in files}),
+            "files": files,
             "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
             "ignored": signals.ignored(),
+            **given,
         }
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
-            socket.send_fds(mine, [json.dumps(request).encode()], [0, 1, 2, *request["files"]])
+            socket.send_fds(mine, [json.dumps(request).encode()], [*standard, *files])
             return int(mine.recv(32))
         finally:
             _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
+    def start(path: bytes, words: Sequence[str | bytes], files: Sequence[int]) -> int:
+        command = [os.fsdecode(word) for word in words]
+        if SPAWNED not in " ".join(command) or os.environ.get("PYTHONPATH") != python_path:
+            return cold(path, words, files)
+        inherited = sorted({int(file) for file in files})
+        how = command[command.index("-c") :]
+        return fork((0, 1, 2), inherited, words=how, environment=dict(os.environ), name=SPAWNED)
+
+    def spawn(
+        path: str, words: Sequence[str], environment: Mapping[str, str], *, file_actions: Sequence[Any], setsid: bool
+    ) -> int:
+        if [*words[: len(_WORKER)]] != _WORKER or environment.get("PYTHONPATH") != python_path:
+            return cold_spawn(path, words, environment, file_actions=file_actions, setsid=setsid)
+        with ExitStack() as opened:
+            standard = [0, 1, 2]
+            for what, *how in file_actions:
+                if what == os.POSIX_SPAWN_OPEN:
+                    number, name, flags, mode = how
+                    opened.callback(os.close, file := os.open(name, flags, mode))
+                else:
+                    assert what == os.POSIX_SPAWN_DUP2
+                    file, number = how
+                standard[number] = file
+            return fork(standard, words=list(words[1:]), environment=dict(environment), setsid=setsid)
+
     util.spawnv_passfds = start  # type: ignore[attr-defined]  # the stubs do not have it
+    os.posix_spawn = spawn
     return None
 
 
@@ -112,7 +138,10 @@ def _serve(link: socket.socket, parent: int) -> tuple[dict[str, Any], list[int]]
 
 def _as_spawned(request: dict[str, Any], files: list[int]) -> tuple[dict[str, Any], list[int]]:
     """Have name, open files, signals and limits as after a start of Python by the parent."""
-    _prctl(_PR_SET_NAME, SPAWNED.encode())
+    if name := request.get("name"):
+        _prctl(_PR_SET_NAME, name.encode())
+    if request.get("setsid"):
+        os.setsid()
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD, _HIGH) for fd in files]
     for fd in files:
         os.close(fd)

@@ -110,7 +110,7 @@ def test_run_needs_no_worker(commands: Commands) -> None:
 
 def test_submit_wait_starts_a_worker_that_stays_for_the_next_job(commands: Commands) -> None:
     """`submit --wait` starts a worker; the next job finds the schedule resident; `worker stop` ends it."""
-    first = commands("submit", "job.yaml", "--wait")
+    first = commands("submit", "job.yaml", "--wait", cold=True)
     assert first.returncode == 0, first.stderr
     assert "starting a worker" in first.stderr
     try:

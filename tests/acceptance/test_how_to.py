@@ -46,9 +46,6 @@ PRINTED = {
 }
 
 
-KILLS = {"fine-tune-and-resume"}  # pages that send SIGKILL to a command
-
-
 def lay_out_commands(folder: Path) -> None:
     """Commands of this environment whose processes are forked, unless all start cold."""
     folder.mkdir()
@@ -77,10 +74,9 @@ def test_the_page_runs(name: str, tmp_path: Path) -> None:
         else:
             (folder / file).write_text(text)
     lay_out_commands(tmp_path / "bin")
-    forked = "" if name in KILLS else f"{tmp_path / 'bin'}:"
     environment = {
         **{key: value for key, value in os.environ.items() if not key.startswith("NIMBLE_JOBS_")},
-        "PATH": f"{forked}{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PATH": f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "NIMBLE_JOBS_HOME": str(tmp_path / "home"),
         "OMP_WAIT_POLICY": "passive",
     }

@@ -123,6 +123,17 @@ def test_processes_draw_different_random_numbers() -> None:
     assert len({prefork.run([sys.executable, "-c", code], capture_output=True).stdout for _ in range(3)}) == 3
 
 
+@FORKED
+def test_a_process_is_killed_with_what_stands_for_it() -> None:
+    """As a shell kills the command that it has started."""
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    with subprocess.Popen([*prefork.words(), "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        pid = int(process.stdout.readline())
+        process.kill()
+        assert process.stdout.read() == ""  # it has ended
+    assert pid != process.pid
+
+
 def test_a_process_can_be_watched_and_killed() -> None:
     """`poll`, `wait` with a time limit, signals to its number; its place is empty when it has ended."""
     process = prefork.start(

@@ -63,6 +63,19 @@ if __name__ == "__main__":
             mine.close()
     print(json.dumps(told))
 """
+COMMAND = """
+import os, sys
+from pathlib import Path
+
+worker = [sys.executable, "-P", "-m", "nimble_jobs.worker", "--help"]
+read, write = os.pipe()
+files = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)] + [(os.POSIX_SPAWN_DUP2, write, n) for n in (1, 2)]
+pid = os.posix_spawn(worker[0], worker, os.environ, file_actions=files, setsid=True)
+print("prefork_server" in Path(f"/proc/{pid}/cmdline").read_text())
+os.close(write)
+with open(read) as said:
+    print(said.read(), os.getsid(pid) == pid, os.waitpid(pid, 0)[1])
+"""
 FORKED = pytest.mark.skipif(bool(os.environ.get(prefork.COLD)), reason="every process is started cold")
 
 
@@ -81,6 +94,22 @@ def test_a_spawned_child_finds_what_it_would_find(tmp_path: Path) -> None:
     assert [(was_forked, code) for _, was_forked, code in forked] == [(True, 7), (True, -signal.SIGKILL)]
     assert [found for found, *_ in forked] == [found for found, *_ in cold]
     assert cold[0][0]["parent"] is True
+
+
+@FORKED
+def test_a_command_starts_a_worker_as_it_would(tmp_path: Path) -> None:
+    """A child in a session of its own, with the files that it was given."""
+    (tmp_path / "command.py").write_text(COMMAND)
+    answers = []
+    for run in (subprocess.run, prefork.run):
+        done = run([sys.executable, str(tmp_path / "command.py"), "--wait"], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        answers.append(done.stdout.split("\n", 1))
+    (was_forked, cold), (is_forked, forked) = answers
+    assert (was_forked, is_forked) == ("False", "True")
+    assert forked == cold
+    assert cold.startswith("usage: python -m nimble_jobs.worker")
+    assert cold.endswith(" True 0\n")
 
 
 @FORKED
