@@ -81,7 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if complete:
         os.environ[prefork.COLD] = "1"
     elif not os.environ.get(prefork.COLD) and not config.option.collectonly:
-        config.stash[_SERVERS] = [server := prefork.Server()]
+        whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        config.stash[_SERVERS] = [server := prefork.Server(many=whole)]
         server.announce()
 
 

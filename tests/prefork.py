@@ -38,10 +38,11 @@ _leftovers_expected = False
 class Server:
     """The process that is forked from. It imports the package.
 
-    With `collect`, arguments of pytest, it imports what collecting those tests does.
+    With `collect`, arguments of pytest, it imports what collecting those tests does. If it is asked for `many`
+    processes, it also imports what only some of them need.
     """
 
-    def __init__(self, *collect: str) -> None:
+    def __init__(self, *collect: str, many: bool = False) -> None:
         # The server removes it, also where this process is killed.
         self.path = str(Path(tempfile.mkdtemp(prefix=f"nimble-jobs-prefork-{os.getpid()}-")) / "socket")
         life, self._life = os.pipe()
@@ -49,7 +50,7 @@ class Server:
         listener.bind(self.path)  # here, so that the first client need not wait until the server has started
         listener.listen(64)
         options = [] if collect else ["-W", "ignore"]  # pytest has filters of its own
-        words = ["-m", "tests.prefork_server", str(listener.fileno()), str(life), *collect]
+        words = ["-m", "tests.prefork_server", str(listener.fileno()), str(life), "many" if many else "few", *collect]
         command = [sys.executable, *options, *words]
         single = {
             "JE_ARROW_MALLOC_CONF": "background_thread:false",

@@ -1,9 +1,11 @@
-"""Starts Python processes that have torch already: `python -m tests.prefork_server LISTENER LIFE [PYTEST ARGUMENT...]`.
+"""Starts Python processes that have torch: `python -m tests.prefork_server LISTENER LIFE MANY [PYTEST ARGUMENT...]`.
 
 It imports torch and the package when the first process is asked for, and uses neither: there is one thread, no tensor
 and no open file of the package when it forks. With arguments of pytest it collects those tests instead, for which
-their modules are imported, and runs none. LISTENER is the file descriptor of a socket that listens; LIFE is that of
-a pipe, and the server ends when it is closed.
+their modules are imported, and runs none. For many tests, or where MANY is `many`, it also imports what only some
+processes need.
+
+LISTENER is the file descriptor of a socket that listens; LIFE is that of a pipe, and the server ends when it is closed.
 
 A client connects, sends one packet (JSON, with its stdin, stdout and stderr) and reads two: the process id now, and the
 wait status when the process has ended.
@@ -35,16 +37,23 @@ from tests import signals, zygote
 
 _STARTED_WITH = os.environ.get("PYTHONPATH", "")
 _LEFT_OUT = ("__main__", "depthwise_triton", "migrations.env", "ray.driver")  # they run, or need a GPU or Ray
-# What tests import while they run: with many tests, each of the test processes would import it.
+# What tests and commands import while they run: with many, each of their processes would import it.
 _LATE = (
+    "filelock",
     "matplotlib.pyplot",
+    "numpy.ma",
     "opentelemetry.sdk.trace",
+    "psycopg",
+    "pydantic.type_adapter",
+    "s3fs",
     "sklearn.datasets",
     "torch._inductor.compile_fx",
     "transformers.models.bert.modeling_bert",
+    "typer._adapters",
     "uvicorn",
 )
 _MANY = 1000
+MANY = "many"  # an argument
 _LEASE_S = "NIMBLE_JOBS_LEASE_S"  # read by a module as it is imported
 
 
@@ -55,7 +64,7 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     address = listener.getsockname()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; only the tests' own process decides
-    if request := _serve(listener, int(sys.argv[2]), sys.argv[3:]):
+    if request := _serve(listener, int(sys.argv[2]), sys.argv[4:], many=sys.argv[3] == MANY):
         with ending:
             _become(*request)
     else:
@@ -135,7 +144,9 @@ class _Served:
             os.close(pidfd)
 
 
-def _serve(listener: socket.socket, life: int, collect: list[str]) -> tuple[dict[str, Any], list[int]] | None:
+def _serve(
+    listener: socket.socket, life: int, collect: list[str], *, many: bool
+) -> tuple[dict[str, Any], list[int]] | None:
     """None when nobody needs it any more; in a new process, what this is to be and its standard files."""
     waiting = selectors.DefaultSelector()
     waiting.register(listener, selectors.EVENT_READ)
@@ -154,7 +165,7 @@ def _serve(listener: socket.socket, life: int, collect: list[str]) -> tuple[dict
             client, _ = listener.accept()
             packet, files, _, _ = socket.recv_fds(client, 1 << 18, 3)
             if not ready:
-                _preload(collect)
+                _preload(collect, many=many)
                 ready = True
             request = json.loads(packet)
             pid = os.fork()
@@ -175,7 +186,7 @@ def _say(client: socket.socket, number: int) -> None:
         client.send(str(number).encode())
 
 
-def _preload(collect: list[str]) -> None:
+def _preload(collect: list[str], *, many: bool) -> None:
     """Import what processes of tests need, or what the test processes themselves do."""
     if collect:
         import pytest
@@ -183,16 +194,16 @@ def _preload(collect: list[str]) -> None:
         options, counted = ["--collect-only", "-qq", "-p", "no:xdist", "-p", "no:cacheprovider"], _Counted()
         with contextlib.redirect_stdout(io.StringIO()):  # a test process meets the same errors, and tells them
             pytest.main([*options, *collect], plugins=[counted])
-        if counted.tests >= _MANY:
-            with warnings.catch_warnings(action="ignore"), contextlib.suppress(ImportError):  # tests skip without them
-                for name in _LATE:
-                    importlib.import_module(name)
+        many = counted.tests >= _MANY
     else:
         import nimble_jobs
 
         for module in pkgutil.walk_packages(nimble_jobs.__path__, "nimble_jobs."):
             if not module.name.endswith(_LEFT_OUT) and not module.name.startswith("nimble_jobs.bench"):
                 importlib.import_module(module.name)
+    for name in _LATE if many else ():
+        with warnings.catch_warnings(action="ignore"), contextlib.suppress(ImportError):  # tests skip without it
+            importlib.import_module(name)
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208  # names, no paths
     if threads != 1:
         raise RuntimeError(f"the imports started {threads - 1} threads; a process forked now could hang")
