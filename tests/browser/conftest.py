@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import shutil
 import signal
@@ -26,6 +28,7 @@ FLAGS = [
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+_COMES = "NIMBLE_JOBS_TESTS_BROWSER"  # a file that is locked while a browser is installed
 _ADDRESS = re.compile(r"http://\S+\?token=\w+")
 _START_S = 120.0
 
@@ -66,6 +69,9 @@ def browser() -> Iterator[Browser]:
 
     Playwright's event loop runs until the last test of this folder. Tests elsewhere could not start one of their own.
     """
+    if coming := os.environ.get(_COMES):
+        with Path(coming).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
     path = next(filter(None, map(shutil.which, _BROWSERS)), None)
     if path is None:
         pytest.skip("no browser: install chromium to run these tests")
