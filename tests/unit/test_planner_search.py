@@ -25,7 +25,7 @@ from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search import candidate as candidates
 from nimble_jobs.planner.search.search import Search
 from nimble_jobs.planner.search.target import Captured
-from nimble_jobs.planner.sources.source import Source
+from nimble_jobs.planner.sources.source import Source, record_source
 from nimble_jobs.schedule import Candidate, Schedule
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.task_times import TaskChoice, TaskTimes
@@ -307,6 +307,26 @@ def test_sources_are_compared_by_time_and_memory(monkeypatch: pytest.MonkeyPatch
     assert row(built, "eager kernels, 1 stream").reason.startswith("the least time for its memory")
     reason = "faster than eager kernels, 1 stream, but not by enough to justify its memory"
     assert row(built, "eager kernels, channels-last, 1 stream").reason == reason
+
+
+def test_what_we_add_to_a_compilers_kernels_costs_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a source with our additions fails, and the compiler's own kernels were not tried, they are; else not again."""
+    ours, plain = (Source(kernels=kernels, layout="given") for kernels in ("epilogues", "inductor"))
+    tried: list[str] = []
+    real = record_source
+
+    def recorded(module: nn.Module, source: Source, *args: Any, **kwargs: Any) -> Recording:
+        tried.append(source.kernels)
+        if source.kernels == "epilogues":
+            raise CannotRecord("no")
+        return real(module, Source(kernels="eager", layout="given"), *args, **kwargs)
+
+    monkeypatch.setattr(targets, "record_source", recorded)
+    searched(Images(), monkeypatch, ours)
+    assert tried == ["eager", "epilogues", "inductor"]
+    tried.clear()
+    searched(Images(), monkeypatch, plain, ours)
+    assert tried == ["eager", "inductor", "epilogues"]
 
 
 def test_a_cpu_has_layouts_and_folding_to_choose_from() -> None:

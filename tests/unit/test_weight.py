@@ -13,6 +13,7 @@ FILE_LINES, FUNCTION_LINES, PARAMETERS = 350, 60, 8
 
 LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "client.py:submit": "each parameter is an option of a job, given by keyword",
+    "engine/attention_triton.py:attention": "a kernel takes every size and stride by itself",
     "engine/depthwise_triton.py:_sums": "a kernel takes every size and stride by itself",
     "engine/depthwise_triton.py:depthwise_activated": "a kernel takes every size and stride by itself",
     "engine/depthwise_triton.py:depthwise_channels_last": "a kernel takes every size and stride by itself",
@@ -20,11 +21,13 @@ LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "engine/product_gelu_triton.py:product_gelu": "a kernel takes every size by itself",
     "engine/squeeze_excite_triton.py:squeeze": "a kernel takes every size by itself",
     "engine/squeeze_excite_triton.py:excite": "a kernel takes every size by itself",
+    "engine/split_k_triton.py:split_k": "a kernel takes every size by itself",
     "engine/inductor.py:_launch_kernel": "stands in for a function of torch",
     "engine/verify.py:check": "says all that a check needs, by keyword",
     "nimble/interface.py:prepare": "each parameter is an option of the caller's, given by keyword",
     "planner/forward/build.py:build_best": "each parameter after the device is an option, given by keyword",
     "planner/forward/restore.py:check_loaded": "passes on what `verify.check` needs, by keyword",
+    "planner/step/record.py:record_step": "each parameter after the device is given by keyword",
     "planner/step/validation.py:prepare_forward": "each parameter after the key's parts is given by keyword",
     "queue.py:submit_array": "each parameter is an option of a job, given by keyword",
     "store/migrations/versions/0001_first.py:upgrade": "a list of tables",

@@ -92,14 +92,18 @@ class Search:
             compiling = first.compiled
             singles = [self._try(first, must=True)]
             waiting = [] if only_first else self._further()
+            tried: set[Kernels] = set()
             while waiting:
                 source = waiting.pop(0)
                 if self._spent(source.name):
                     continue
                 compiling = compiling or source.compiled
+                tried.add(source.kernels)
                 singles.append(self._try(source))
                 if singles[-1] is None and source.folded and source.compiled:
                     waiting.insert(0, replace(source, folded=()))  # folded weights may not fit a narrow type
+                elif singles[-1] is None and source.kernels == "epilogues" and "inductor" not in tried:
+                    waiting.insert(0, replace(source, kernels="inductor", merged=()))  # without what we add to them
         finally:
             if compiling:
                 stop_compilers()
