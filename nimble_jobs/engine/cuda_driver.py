@@ -58,12 +58,14 @@ def create_stream(device: torch.device, *, urgent: bool = False) -> int:
     Blocks of an `urgent` one's kernels are the next to start when a multiprocessor has room.
     """
     cuda, stream, before = driver(), ctypes.c_void_p(), ctypes.c_void_p()
-    least, greatest = ctypes.c_int(), ctypes.c_int()
     status = cuda.cuCtxPushCurrent_v2(_context(device.index or 0))  # this thread may have none
     if status == 0:
-        status = cuda.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
-        priority = greatest.value if urgent else least.value
-        status = status or cuda.cuStreamCreateWithPriority(ctypes.byref(stream), _NON_BLOCKING, priority)
+        if urgent:
+            least, greatest = ctypes.c_int(), ctypes.c_int()
+            status = cuda.cuCtxGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest))
+            status = status or cuda.cuStreamCreateWithPriority(ctypes.byref(stream), _NON_BLOCKING, greatest)
+        else:
+            status = cuda.cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING)
         cuda.cuCtxPopCurrent_v2(ctypes.byref(before))
     if status:
         raise _lost(status)
