@@ -100,6 +100,15 @@ class Driver:
         stream._obj.value = 7
         return {100: 0, 101: 2}.get(Driver.now, 700)
 
+    def cuCtxGetStreamPriorityRange(self, least: Any, greatest: Any) -> int:  # noqa: N802
+        least._obj.value, greatest._obj.value = 0, -5
+        return 0
+
+    def cuStreamCreateWithPriority(self, stream: Any, flags: int, priority: ctypes.c_int) -> int:  # noqa: N802
+        assert (flags, priority.value) == (1, -5)
+        stream._obj.value = 8
+        return {100: 0, 101: 2}.get(Driver.now, 700)
+
     def cuGetErrorString(self, _status: int, text: Any) -> None:  # noqa: N802
         text._obj.value = b"an illegal memory access was encountered"
 
@@ -108,13 +117,14 @@ def test_a_stream_is_created_whatever_the_threads_context(monkeypatch: pytest.Mo
     """Which is as it was afterwards, also after a failure."""
     monkeypatch.setattr(cuda_driver, "driver", Driver)
     cuda_driver._context.cache_clear()
-    assert cuda_driver.create_stream(DEVICE) == 7
-    assert Driver.now == 0
-    with pytest.raises(OutOfMemory):
-        cuda_driver.create_stream(torch.device("cuda", 1))
-    with pytest.raises(DeviceFault, match=r"^no stream can be created: an illegal memory access was encountered$"):
-        cuda_driver.create_stream(torch.device("cuda", 2))
-    assert Driver.now == 0
+    for urgent, handle in ((False, 7), (True, 8)):
+        assert cuda_driver.create_stream(DEVICE, urgent=urgent) == handle
+        assert Driver.now == 0
+        with pytest.raises(OutOfMemory):
+            cuda_driver.create_stream(torch.device("cuda", 1), urgent=urgent)
+        with pytest.raises(DeviceFault, match=r"^no stream can be created: an illegal memory access was encountered$"):
+            cuda_driver.create_stream(torch.device("cuda", 2), urgent=urgent)
+        assert Driver.now == 0
     cuda_driver._context.cache_clear()
 
 
