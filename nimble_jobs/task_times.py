@@ -19,6 +19,7 @@ class TaskTimes:
     task: str  # in words
     times_us: tuple[tuple[str, float], ...]  # by way
     chosen: str  # one of the ways
+    failed: tuple[tuple[str, str], ...] = ()  # ways that do not work here, each with the reason
     measured_for: str | None = None  # the model whose build measured this; None: the current build
     measured_at: float | None = None  # Unix seconds; None: in the current build
 
@@ -26,8 +27,12 @@ class TaskTimes:
     def from_plain(cls, raw: Mapping[str, Any]) -> Self:
         """From parsed JSON. Raises ValueError if it is not sound."""
         try:
-            made = cls(**{**raw, "times_us": tuple((str(way), float(us)) for way, us in raw["times_us"])})
-            texts = (made.task, made.chosen, made.measured_for or "", *(way for way, _ in made.times_us))
+            times_us = tuple((str(way), float(us)) for way, us in raw["times_us"])
+            failed = tuple((str(way), str(why)) for way, why in raw.get("failed", ()))
+            made = cls(**{**raw, "times_us": times_us, "failed": failed})
+            said = (text for pair in failed for text in pair)
+            said = (text for pair in failed for text in pair)
+            texts = (made.task, made.chosen, made.measured_for or "", *(way for way, _ in made.times_us), *said)
             times = (made.measured_at or 0.0, *(us for _, us in made.times_us))
             printable = all(isinstance(text, str) and text.isprintable() for text in texts)
             if not (printable and all(math.isfinite(time) and time >= 0 for time in times)):

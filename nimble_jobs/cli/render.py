@@ -49,6 +49,7 @@ def choices(found: Sequence[dict[str, Any]]) -> list[Section]:
         chosen_us = dict(times["times_us"])[times["chosen"]]
         said = f"{count(choice['tasks'], 'task')}, {times['chosen']} {figures.micros(chosen_us)}"
         said += f", not {', '.join(others)}" if others else ""
+        said += "".join(f"; {way} failed: {why}" for way, why in times.get("failed", ()))
         lines.append((times["task"], f"{said}; measured {_measured(times)}"))
     return [("Tasks", lines)] if lines else []
 

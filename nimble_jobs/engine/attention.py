@@ -20,10 +20,11 @@ from nimble_jobs.engine.own_kernels import Launched, put_in_place
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
-from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, aligned, capability_of, is_dense
+from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, aligned, capability_of, is_dense, power_of_two
 from nimble_jobs.schedule import Program, Task, View
 
 PREFIX = "triton.attention"
+MOST_ROWS = 1 << 16  # places within a head need no more than 32 bits
 MOST_KEYS = 2048  # beyond that the library's kernels, which keep more under way, are faster
 TILES = {  # by name: blocks of rows and keys, warps, stages
     "32x128": (32, 128, 4, 2),
@@ -89,12 +90,11 @@ class Shape:
         """The tiles that are worth trying; none if our kernel cannot compute this shape."""
         if self.dtype not in ("float16", "bfloat16") or not 16 <= self.dim <= 128 or self.dim % 8:
             return ()
-        most = max(self.batch * self.heads * size * self.dim for size in (self.rows, self.keys))
-        if min(self.batch, self.heads, self.rows, self.keys) < 1 or self.keys > MOST_KEYS or most >= MOST:
+        if min(self.batch, self.heads, self.rows, self.keys) < 1 or self.keys > MOST_KEYS or self.rows > MOST_ROWS:
             return ()
-        if self.batch * self.heads >= 2**16:
+        if self.batch * self.heads >= 2**16:  # blocks in that direction
             return ()
-        most_rows, most_keys = max(64, _power_of_two(self.rows)), max(128, _power_of_two(self.keys))
+        most_rows, most_keys = max(64, power_of_two(self.rows)), max(128, power_of_two(self.keys))
         fit = {name: tile[0] <= most_rows and tile[1] <= most_keys for name, tile in TILES.items()}
         return tuple(name for name, fits in fit.items() if fits)
 
@@ -106,7 +106,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lie:
+class Strides:
     """How the tensors lie in memory, in elements: batch, head, row. A stride of 0 repeats."""
 
     q: tuple[int, int, int]
@@ -124,8 +124,11 @@ Wanted = Callable[[Shape, torch.device], str | None]  # with which tile our kern
 
 
 def wanted_as_in(program: Program) -> Wanted:
-    """As in an earlier recording of the same module."""
+    """As in an earlier recording of the same module, by our kernels and by operators that stayed."""
     names = {task.op.rpartition(".")[0] for task in program.tasks if task.op.startswith(PREFIX)}
+    for task in program.tasks:
+        shape = _shape(task) if task.op == str(OPERATOR) else None
+        names |= {shape.name(str(task.args[6]))} if shape is not None else set()
     return lambda shape, _: next((tile for tile in shape.tiles if shape.name(tile) in names), None)
 
 
@@ -146,43 +149,50 @@ def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
     return put_in_place(recording, device, ours)
 
 
-def shape_of(task: Task) -> tuple[Shape, Lie] | None:
+def shape_of(task: Task) -> tuple[Shape, Strides] | None:
     """What a task of the operator computes, and over which memory, if our kernel can; None for any other task."""
-    if task.op != str(OPERATOR):
+    shape = _shape(task) if task.op == str(OPERATOR) else None
+    if shape is None or task.args[6] not in shape.tiles:
         return None
-    q, k, v, mask, causal = task.args[:5]
-    out = task.outputs
-    if not all(isinstance(each, View) for each in (q, k, v, out)):
-        return None
+    q, k, v, mask = (view for view in task.args[:4])
     assert isinstance(q, View)
     assert isinstance(k, View)
     assert isinstance(v, View)
-    assert isinstance(out, View)
-    if len({each.dtype for each in (q, k, v, out)}) != 1 or not is_dense(out):
+    assert isinstance(task.outputs, View)
+    if not is_dense(task.outputs) or any(each.stride[3] != 1 or not aligned(each) for each in (q, k, v)):
         return None
-    if any(each.stride[3] != 1 or not aligned(each) for each in (q, k, v)):
+    if isinstance(mask, View) and not aligned(mask):
         return None
-    kind: Mask = "none"
-    if isinstance(mask, View):
-        kind = "true" if mask.dtype == "bool" else "added"
-        if (kind == "added" and mask.dtype != q.dtype) or not aligned(mask) or len(mask.shape) != 4:
-            return None
-    batch, heads, rows, dim = q.shape
-    shape = Shape(
-        dtype=q.dtype, batch=batch, heads=heads, rows=rows, keys=k.shape[2], dim=dim, mask=kind, causal=causal is True
-    )
-    if task.args[6] not in shape.tiles or v.shape != k.shape:
+    if any((each.shape[2] - 1) * each.stride[2] >= MOST for each in (q, k, v)):  # the kernel counts rows in 32 bits
         return None
-    return shape, Lie(
-        q=outer(q.stride),
-        k=outer(k.stride),
-        v=outer(v.stride),
+    return shape, Strides(
+        q=outer_strides(q.stride),
+        k=outer_strides(k.stride),
+        v=outer_strides(v.stride),
         mask=_repeating(mask) if isinstance(mask, View) else (0, 0, 0, 0),
     )
 
 
+def _shape(task: Task) -> Shape | None:
+    """What a task of the operator computes, wherever it lies; None if our kernel could not, however it lay."""
+    q, k, v, mask, causal = task.args[:5]
+    if not (isinstance(q, View) and isinstance(k, View) and isinstance(v, View) and isinstance(task.outputs, View)):
+        return None
+    if len({each.dtype for each in (q, k, v, task.outputs)}) != 1 or v.shape != k.shape:
+        return None
+    kind: Mask = "none"
+    if isinstance(mask, View):
+        kind = "true" if mask.dtype == "bool" else "added"
+        if (kind == "added" and mask.dtype != q.dtype) or len(mask.shape) != 4:
+            return None
+    batch, heads, rows, dim = q.shape
+    return Shape(
+        dtype=q.dtype, batch=batch, heads=heads, rows=rows, keys=k.shape[2], dim=dim, mask=kind, causal=causal is True
+    )
+
+
 @functools.lru_cache(maxsize=1024)
-def compiled(shape: Shape, lie: Lie, scale: float, tile: str, capability: int) -> StaticKernel:
+def compiled(shape: Shape, strides: Strides, scale: float, tile: str, capability: int) -> StaticKernel:
     """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 
     Raises EngineError if Triton cannot compile it.
@@ -196,34 +206,28 @@ def compiled(shape: Shape, lie: Lie, scale: float, tile: str, capability: int) -
     ahead = stages if keys < shape.keys else 1
     return static_triton.compiled(
         attention_triton.attention,
-        Launch(name=f"{shape.name(tile)}.{lie.digest}{_scaled(scale)}", grid=grid, warps=warps, stages=ahead),
+        Launch(name=f"{shape.name(tile)}.{strides.digest}{_scaled(scale)}", grid=grid, warps=warps, stages=ahead),
         capability,
         pointers={"q": kind, "k": kind, "v": kind, "mask": mask, "out": kind},
-        constants=constants(shape, lie, scale) | {"ROW_BLOCK": rows, "KEY_BLOCK": keys},
+        constants=constants(shape, strides, scale) | {"ROW_BLOCK": rows, "KEY_BLOCK": keys},
     )
 
 
-def constants(shape: Shape, lie: Lie, scale: float) -> dict[str, int | float]:
-    """Of the kernel, but for its tile."""
-    strides = {"Q": lie.q, "K": lie.k, "V": lie.v}
-    found: dict[str, int | float] = {
+def constants(shape: Shape, strides: Strides, scale: float) -> dict[str, int | float]:
+    """The kernel's constants, except for its tile."""
+    made: dict[str, int | float] = {
         "SCALE": scale,
         "HEADS": shape.heads,
         "ROWS": shape.rows,
         "KEYS": shape.keys,
         "DIM": shape.dim,
-        "DIM_BLOCK": _power_of_two(shape.dim),
+        "DIM_BLOCK": power_of_two(shape.dim),
     }
-    for name, values in strides.items():
-        found |= dict(zip((f"{name}_BATCH", f"{name}_HEAD", f"{name}_ROW"), values, strict=True))
-    found["MASK"] = {"none": 0, "true": 1, "added": 2}[shape.mask]
-    found |= dict(zip(("M_BATCH", "M_HEAD", "M_ROW", "M_KEY"), lie.mask, strict=True))
-    return found | {"CAUSAL": int(shape.causal)}
-
-
-def _power_of_two(number: int) -> int:
-    """The smallest one that is not below `number`."""
-    return 1 << (number - 1).bit_length()
+    for name, values in (("Q", strides.q), ("K", strides.k), ("V", strides.v)):
+        made |= dict(zip((f"{name}_BATCH", f"{name}_HEAD", f"{name}_ROW"), values, strict=True))
+    made["MASK"] = {"none": 0, "true": 1, "added": 2}[shape.mask]
+    made |= dict(zip(("M_BATCH", "M_HEAD", "M_ROW", "M_KEY"), strides.mask, strict=True))
+    return made | {"CAUSAL": int(shape.causal)}
 
 
 def _scaled(scale: float) -> str:
@@ -231,8 +235,8 @@ def _scaled(scale: float) -> str:
     return f"-{scale!r}".replace(".", "_")
 
 
-def outer(strides: tuple[int, ...]) -> tuple[int, int, int]:
-    """Those of batch, head and row."""
+def outer_strides(strides: tuple[int, ...]) -> tuple[int, int, int]:
+    """The strides of batch, head and row."""
     batch, head, row = strides[:3]
     return batch, head, row
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -13,19 +14,18 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional
 
-from nimble_jobs.engine import choices, measure
-from nimble_jobs.engine.attention import OPERATOR, Lie, Mask, Shape, Wanted, compiled, outer
-from nimble_jobs.engine.difference import relative_norm
+from nimble_jobs.engine import choices
+from nimble_jobs.engine.attention import OPERATOR, Mask, Shape, Strides, Wanted, compiled, outer_strides
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.fx_nodes import fixed_example
+from nimble_jobs.engine.fx_nodes import fixed_example, same_strides
 from nimble_jobs.engine.own_kernels import digest_of
 from nimble_jobs.engine.private.modes import modes_off
+from nimble_jobs.engine.private.tensors import version
 from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.errors import EngineError
+from nimble_jobs.engine.ways import Ways
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.95  # ours must take less than this share
-_EXACT = {"float16": 2e-3, "bfloat16": 2e-2}  # largest relative norm against the operator
 _CALL = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _CONSTANT = {  # what masks are made of: the same whenever it is computed
     torch.arange,
@@ -66,9 +66,12 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
             hides[mask] = not _shows_all(mask)
         if isinstance(mask, Node) and not hides[mask]:
             call["attn_mask"] = mask = None
-            node.args = node.args[:3]
+            node.args = tuple(call[name] for name in _CALL[:3])
             node.kwargs = {name: value for name, value in call.items() if name not in _CALL[:3]}
         shape = _shape(call, device)
+        whole = _copies(node, shape) if shape is not None else None
+        if whole is None:
+            continue
         tile = wanted(shape, device) if shape is not None else None
         if shape is None or tile is None:
             continue
@@ -78,6 +81,8 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
             args = (call["query"], call["key"], call["value"], seen, shape.causal, scale, tile)
             made = graph.call_function(OPERATOR, args)
             turned = graph.call_method("transpose", (made, 1, 2))
+            if whole:
+                turned = graph.call_method("contiguous", (turned,))
         turned.meta = dict(node.meta)
         node.replace_all_uses_with(turned)
         graph.erase_node(node)
@@ -122,26 +127,24 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
     def library() -> torch.Tensor:
         return functional.scaled_dot_product_attention(q, k, v, whole, 0.0, shape.causal, scale=scale)
 
-    calls: dict[str, Any] = {"library": library}
     theirs = OPERATOR(q, k, v, mask, shape.causal, scale, "")
-    lie = Lie(
-        q=outer(q.stride()),
-        k=outer(k.stride()),
-        v=outer(v.stride()),
+    out = torch.empty_like(theirs)
+    strides = Strides(
+        q=outer_strides(q.stride()),
+        k=outer_strides(k.stride()),
+        v=outer_strides(v.stride()),
         mask=(0, 0, 0, 0) if mask is None else (shape.keys, 0, 0, 1),
     )
+
+    def ours(tile: str) -> Callable[[], Any]:
+        out.fill_(float("nan"))
+        kernel = compiled(shape, strides, scale, tile, capability_of(device))
+        return functools.partial(kernel, q, k, v, q if mask is None else mask, out)
+
+    ways = Ways(shape.dtype, library)
     for tile in shape.tiles:
-        try:
-            kernel = compiled(shape, lie, scale, tile, capability_of(device))
-        except EngineError:
-            continue
-        out = torch.full_like(theirs, float("nan"))
-        call = functools.partial(kernel, q, k, v, q if mask is None else mask, out)
-        call()
-        if relative_norm(out, theirs) <= _EXACT[shape.dtype]:
-            calls[tile] = call
-    times = dict(zip(calls, measure.kernel_times_us(list(calls.values()), device), strict=True))
-    return choices.fastest_of(shape.words, times, _GAIN)
+        ways.add(tile, functools.partial(ours, tile), theirs, out)
+    return ways.times(shape.words, _GAIN, device)
 
 
 def _shape(call: dict[str, Any], device: torch.device) -> Shape | None:
@@ -163,6 +166,9 @@ def _shape(call: dict[str, Any], device: torch.device) -> Shape | None:
         given = fixed_example(call["attn_mask"])
         if given is None or given.dim() not in (2, 4) or given.dtype not in (torch.bool, q.dtype):
             return None
+        sizes = (*q.shape[:3], k.shape[2])[-given.dim() :]
+        if any(size not in (1, whole) for size, whole in zip(given.shape, sizes, strict=True)):
+            return None
         mask = "true" if given.dtype == torch.bool else "added"
     shape = Shape(
         dtype=str(q.dtype).removeprefix("torch."),
@@ -175,6 +181,17 @@ def _shape(call: dict[str, Any], device: torch.device) -> Shape | None:
         causal=bool(call.get("is_causal", False)),
     )
     return shape if shape.tiles else None
+
+
+def _copies(node: Node, shape: Shape) -> bool | None:
+    """Whether our result has to be copied to lie as torch's does; None if it cannot be like that."""
+    value = fixed_example(node)
+    if value is None or str(value.dtype) != f"torch.{shape.dtype}":  # under autocast it may be another
+        return None
+    ours = (shape.rows * shape.heads * shape.dim, shape.dim, shape.heads * shape.dim, 1)
+    if same_strides(value, ours):
+        return False
+    return True if value.is_contiguous() else None
 
 
 def _once(graph: Graph, mask: Node) -> Node:
@@ -218,6 +235,9 @@ def _constant(node: Node, made: dict[Node, Any]) -> Any:
     made[node] = None
     if node.op not in ("call_function", "call_method") or node.target not in _CONSTANT:
         return None
+    value = node.meta.get("example_value")
+    if isinstance(value, torch.Tensor) and (value.is_inference() or version(value)):
+        return None  # it is written into, through whichever view
     before = {each: _constant(each, made) for each in node.all_input_nodes}
     if any(value is None for value in before.values()):
         return None

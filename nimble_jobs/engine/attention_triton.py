@@ -47,8 +47,8 @@ def attention(
 
     A row that may look at no key gets zeros, as in torch.
     """
-    batch = tl.program_id(1) // HEADS
-    head = tl.program_id(1) % HEADS
+    batch = (tl.program_id(1) // HEADS).to(tl.int64)  # of large batches, places need more than 32 bits
+    head = (tl.program_id(1) % HEADS).to(tl.int64)
     row = tl.program_id(0) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     dim = tl.arange(0, DIM_BLOCK)
     row_exists = (row < ROWS)[:, None]
@@ -80,7 +80,10 @@ def attention(
             if MASK == 1:
                 visible = visible & (given != 0)
             else:
-                score += given.to(tl.float32) * 1.4426950408889634
+                # bf16's lowest finite number has to stay finite: a row of nothing else gets the mean of all values.
+                given = given.to(tl.float32)
+                lowest = tl.maximum(given * 1.4426950408889634, -3.4028234e38)
+                score += tl.where(given == float("-inf"), given, lowest)
         score = tl.where(visible, score, float("-inf"))
         larger = tl.maximum(largest, tl.max(score, 1))
         finite = tl.where(larger == float("-inf"), 0.0, larger)

@@ -92,10 +92,12 @@ def parts_here(device: torch.device) -> dict[str, str]:
     return facts(device) | {"format": str(FORMAT_VERSION)}
 
 
-def fastest_of(task: str, times: Mapping[str, float], gain: float) -> TaskTimes:
+def fastest_of(
+    task: str, times: Mapping[str, float], gain: float, failed: Mapping[str, str] = MappingProxyType({})
+) -> TaskTimes:
     """What was measured, by way in microseconds, and the choice: the fastest way, if it takes at most `gain` times what
-    the library's takes.
+    the library's takes. `failed` gives the reasons of ways that do not work.
     """
     best = min(times, key=lambda way: times[way])
     chosen = best if times[best] <= gain * times["library"] else "library"
-    return TaskTimes(task=task, times_us=tuple(times.items()), chosen=chosen)
+    return TaskTimes(task=task, times_us=tuple(times.items()), chosen=chosen, failed=tuple(failed.items()))

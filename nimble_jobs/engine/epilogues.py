@@ -142,7 +142,9 @@ def fastest(group: Group, device: torch.device, without: Without = NOTHING) -> W
     """
 
     def measured() -> TaskTimes:
-        return choices.fastest_of(group.words, times_us(group, device, without), _GAIN)
+        times = times_us(group, device, without)
+        failed = dict.fromkeys(set(ways) - set(times), "does not compile, or differs from the library's result")
+        return choices.fastest_of(group.words, times, _GAIN, failed)
 
     parts = {each.name: str(getattr(group, each.name)) for each in fields(group)}
     parts |= {"task": "convolution", "memory_format": str(MEMORY_FORMAT)} | choices.parts_here(device)
@@ -190,7 +192,7 @@ def times_us(group: Group, device: torch.device, without: Without = NOTHING) -> 
         ways["pointwise"] = lambda: torch.relu(out)
     times = dict(zip([*ways, *split], measure.kernel_times_us([*ways.values(), *split.values()], device), strict=True))
     follows_us = times.pop("pointwise", 0.0)
-    return {way: us - (follows_us if way in split else 0.0) for way, us in times.items()}
+    return {way: max(0.0, us - follows_us) if way in split else us for way, us in times.items()}
 
 
 def _product(

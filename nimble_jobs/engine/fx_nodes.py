@@ -17,6 +17,12 @@ def fixed_example(node: Any) -> torch.Tensor | None:
     return value if fixed else None
 
 
+def same_strides(value: torch.Tensor, strides: tuple[int, ...]) -> bool:
+    """Whether a tensor has these strides. Those of dimensions with one element do not matter."""
+    pairs = zip(value.shape, value.stride(), strides, strict=True)
+    return all(size == 1 or stride == expected for size, stride, expected in pairs)
+
+
 def add_call(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
     """Add a node to a graph of aten operators, with its fake result in `meta["val"]`, as its arguments have theirs."""
     node = graph.call_function(target, args, kwargs)

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine import epilogues as ways
-from nimble_jobs.engine import shared_products, split_k, split_k_pass
+from nimble_jobs.engine import shared_products, split_k_pass
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.errors import CannotRecord, EngineError
@@ -90,6 +90,17 @@ def _rewriting(options: dict[str, Any], rewrite: Callable[[torch.fx.Graph], obje
     return backend
 
 
+_PASSES = (  # modules that decide what becomes of a graph
+    "epilogues",
+    "fused_convolutions",
+    "fx_nodes",
+    "shared_products",
+    "split_k",
+    "split_k_pass",
+    "split_k_triton",
+)
+
+
 def _epilogues_on(device: torch.device, without: Without) -> Any:
     """`share_products`, `choose_ways` and `split_products` as a pass of Inductor's.
 
@@ -99,13 +110,14 @@ def _epilogues_on(device: torch.device, without: Without) -> Any:
 
     class Epilogues(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
-            shared_products.share_products(graph)
+            if Kernel.MERGED not in without:  # they are what makes products equal
+                shared_products.share_products(graph)
             ways.choose_ways(graph, device, without=without)
             if Kernel.SPLIT_K not in without:
                 split_k_pass.split_products(graph, device)
 
         def uuid(self) -> Any:
-            files = (ways.__file__, shared_products.__file__, split_k_pass.__file__, split_k.__file__)
+            files = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in _PASSES)
             return get_hash_for_files(files, torch.cuda.get_device_name(device) + listed(without))
 
     return Epilogues()

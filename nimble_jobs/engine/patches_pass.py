@@ -12,10 +12,12 @@ import torch
 from torch.fx import Graph
 from torch.nn import functional
 
-from nimble_jobs.engine import choices, measure
+from nimble_jobs.engine import choices
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.fx_nodes import fixed_example
+from nimble_jobs.engine.fx_nodes import fixed_example, same_strides
+from nimble_jobs.engine.own_kernels import digest_of
 from nimble_jobs.engine.private.modes import modes_off
+from nimble_jobs.engine.ways import EXACT, Ways
 from nimble_jobs.schedule import Program, View
 from nimble_jobs.task_times import TaskTimes
 
@@ -36,6 +38,7 @@ class Shape:
     patch: tuple[int, int]  # height and width
     bias: bool
     channels_last: bool  # how the weight lies
+    out_channels_last: bool  # how the result lies
 
     @property
     def words(self) -> str:
@@ -70,7 +73,7 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
         if node.target not in (torch.conv2d, functional.conv2d):
             continue
         given = dict(zip(_CONVOLUTION, node.args, strict=False)) | dict(node.kwargs)
-        shape = _shape(given, device)
+        shape = _shape(given, fixed_example(node), device)
         if shape is None or not wanted(shape, device):
             continue
         with graph.inserting_before(node):
@@ -85,7 +88,7 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 def is_faster(shape: Shape, device: torch.device) -> bool:
     """Whether the product is faster than the library's convolution, now or as measured earlier."""
     parts = {name: str(value) for name, value in asdict(shape).items()}
-    parts |= {"task": "patches"} | choices.parts_here(device)
+    parts |= {"task": "patches", "code": digest_of("patches_pass")} | choices.parts_here(device)
     with modes_off():
         return choices.current().choose(parts, ("library", "product"), lambda: _times(shape, device)) == "product"
 
@@ -107,15 +110,13 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
     def product() -> torch.Tensor:
         return as_product(shape, x, weight, bias)
 
-    library_us, product_us = measure.kernel_times_us([library, product], device)
-    return choices.fastest_of(shape.words, {"library": library_us, "product": product_us}, _GAIN)
+    ways = Ways(shape.dtype, library)
+    ways.add("product", lambda: product, library())
+    return ways.times(shape.words, _GAIN, device)
 
 
 def as_product(shape: Shape, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The convolution of x [images, channels, height, width] by a product of its patches with the weight.
-
-    The result lies as the convolution's does: channels-last if the weight does.
-    """
+    """The convolution of x [images, channels, height, width] by a product of its patches with the weight."""
     made: torch.Tensor = _product(None, shape, x, weight, bias)
     return made
 
@@ -140,19 +141,25 @@ def _product(graph: Graph | None, shape: Shape, x: Any, weight: Any, bias: Any) 
     args = (rows, factors, bias)
     made = functional.linear(*args) if graph is None else graph.call_function(functional.linear, args)
     made = method("permute", method("reshape", made, images, down, across, shape.features), 0, 3, 1, 2)
-    return made if shape.channels_last else method("contiguous", made)
+    return made if shape.out_channels_last else method("contiguous", made)
 
 
-def _shape(given: dict[str, Any], device: torch.device) -> Shape | None:
-    """Of a convolution whose windows cover the picture side by side; None for any other."""
+def _shape(given: dict[str, Any], out: torch.Tensor | None, device: torch.device) -> Shape | None:
+    """The shape of a convolution whose windows cover the picture side by side; None for any other."""
     x, weight = (fixed_example(given.get(name)) for name in ("input", "weight"))
-    if x is None or weight is None or x.dim() != 4 or x.device.type != device.type or x.dtype != weight.dtype:
+    if x is None or weight is None or out is None or x.dim() != 4 or x.device.type != device.type:
         return None
+    if len({x.dtype, weight.dtype, out.dtype}) != 1 or str(x.dtype).removeprefix("torch.") not in EXACT:
+        return None  # under autocast they may differ
     tall, wide = weight.shape[2:]
     plain = _pair(given.get("padding", 0)) == (0, 0) and _pair(given.get("dilation", 1)) == (1, 1)
     if not plain or given.get("groups", 1) != 1 or _pair(given.get("stride", 1)) != (tall, wide) or tall * wide == 1:
         return None
     if x.shape[2] % tall or x.shape[3] % wide or 0 in x.shape:
+        return None
+    features, down, across = out.shape[1:]
+    last = same_strides(out, (down * across * features, 1, across * features, features))
+    if not (last or out.is_contiguous()):
         return None
     return Shape(
         dtype=str(x.dtype).removeprefix("torch."),
@@ -164,6 +171,7 @@ def _shape(given: dict[str, Any], device: torch.device) -> Shape | None:
         patch=(tall, wide),
         bias=given.get("bias") is not None,
         channels_last=not weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last),
+        out_channels_last=last,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -13,18 +14,16 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional
 
-from nimble_jobs.engine import choices, measure
-from nimble_jobs.engine.difference import relative_norm
+from nimble_jobs.engine import choices
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.own_kernels import digest_of
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.product_gelu import OPERATOR, Shape, Wanted, compiled
 from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.errors import EngineError
+from nimble_jobs.engine.ways import Ways
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.95  # ours must take less than this share
-_EXACT = {"float16": 2e-3, "bfloat16": 2e-2}  # largest relative norm against the operator
 _CACHED_BYTES = 128 << 20  # weights that take turns are larger than any cache: in a model they come from memory
 
 
@@ -82,24 +81,19 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
     def library() -> torch.Tensor:  # a compiler adds the bias in the kernel of the activation
         return functional.gelu(functional.linear(x, weight()))
 
-    outs: dict[str, torch.Tensor] = {}
-    calls: dict[str, Any] = {"library": library}
     theirs = OPERATOR(x, weights[0], bias, "")
+    out = torch.empty_like(theirs)
+
+    def ours(tile: str) -> Callable[[], Any]:
+        out.fill_(float("nan"))
+        turn[0] = -1  # the next weight is the first
+        kernel = compiled(shape, tile, capability_of(device))
+        return lambda: kernel(x, weight(), bias, out)
+
+    ways = Ways(shape.dtype, library)
     for tile in shape.tiles:
-        try:
-            kernel = compiled(shape, tile, capability_of(device))
-        except EngineError:
-            continue
-        outs[tile] = torch.full_like(theirs, float("nan"))
-        kernel(x, weights[0], bias, outs[tile])
-        if relative_norm(outs[tile], theirs) <= _EXACT[shape.dtype]:
-            calls[tile] = functools.partial(_run, kernel, x, weight, bias, outs[tile])
-    times = dict(zip(calls, measure.kernel_times_us(list(calls.values()), device), strict=True))
-    return choices.fastest_of(shape.words, times, _GAIN)
-
-
-def _run(kernel: Any, x: torch.Tensor, weight: Any, bias: torch.Tensor, out: torch.Tensor) -> None:
-    kernel(x, weight(), bias, out)
+        ways.add(tile, functools.partial(ours, tile), theirs, out)
+    return ways.times(shape.words, _GAIN, device)
 
 
 def _shape(gelu: Node, linear: Any, device: torch.device) -> Shape | None:

@@ -12,21 +12,19 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from nimble_jobs.engine import choices, measure
-from nimble_jobs.engine.difference import relative_norm
+from nimble_jobs.engine import choices
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.fx_nodes import add_call
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.split_k import CONVOLUTION, PRODUCT, Shape, code_digest, compiled, parts_of, product_shape
 from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.errors import EngineError
+from nimble_jobs.engine.ways import Ways
 from nimble_jobs.task_times import TaskTimes
 
 _aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default  # of what means the same, the one that Inductor knows here
 _GAIN = 0.95  # ours must take less than this share
-_EXACT = {"float16": 2e-3, "bfloat16": 2e-2}  # largest relative norm against the library
 _CACHED_BYTES = 128 << 20  # weights that take turns are larger than any cache: in a model they come from memory
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 
@@ -34,31 +32,27 @@ _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 def calls(shape: Shape, x: torch.Tensor, weight: torch.Tensor, device: torch.device) -> dict[str, Callable[[], object]]:
     """By way, a call that computes the parts of a convolution and adds them up, as the compiler's next kernel would.
 
-    A way that cannot be compiled, or does not agree with the library, is left out.
+    A way that does not work is left out.
     """
-    found: dict[str, Callable[[], object]] = {}
     if not shape.ways:
-        return found
+        return {}
     whole = CONVOLUTION(x, weight, shape.stride, shape.padding, "/1")[0]
+    ways = Ways(shape.dtype, lambda: None)
     for way in shape.ways:
-        call = _divided(shape, way, device)
-        if call is not None and relative_norm(call(x, weight).view_as(whole), whole) <= _EXACT[shape.dtype]:
-            found[way] = functools.partial(call, x, weight)
-    return found
+        ways.add(way, functools.partial(_divided, shape, way, x, lambda: weight, device), whole.flatten(0, 2))
+    del ways.calls["library"]
+    return ways.calls
 
 
 def _divided(
-    shape: Shape, way: str, device: torch.device
-) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
-    """What computes and adds up the parts; None if the kernel cannot be compiled."""
-    try:
-        kernel = compiled(shape, way, capability_of(device))
-    except EngineError:
-        return None
+    shape: Shape, way: str, x: torch.Tensor, weight: Callable[[], torch.Tensor], device: torch.device
+) -> Callable[[], torch.Tensor]:
+    """A call that computes and adds up the parts. Raises EngineError if the kernel cannot be compiled."""
+    kernel = compiled(shape, way, capability_of(device))
     parts = torch.full((parts_of(way), shape.pixels, shape.features), float("nan"), device=device)
 
-    def call(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        kernel(x, weight, parts)
+    def call() -> torch.Tensor:
+        kernel(x, weight(), parts)
         return parts.sum(0)
 
     return call
@@ -128,18 +122,13 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
     def library() -> torch.Tensor:
         return torch.add(torch.mm(x, weight().t()), other)  # the addition stands for the kernel that follows
 
-    ways: dict[str, Callable[[], object]] = {"library": library}
+    theirs = torch.mm(x, weights[0].t())
+    ways = Ways(shape.dtype, library)
     for way in shape.ways:
-        call = _divided(shape, way, device)
-        if call is not None and relative_norm(call(x, weights[0]), torch.mm(x, weights[0].t())) <= _EXACT[shape.dtype]:
-            ways[way] = functools.partial(_with_next, call, x, weight)
-    times = dict(zip(ways, measure.kernel_times_us(list(ways.values()), device), strict=True))
+        turn[0] = -1  # the next weight is the first
+        ways.add(way, functools.partial(_divided, shape, way, x, weight, device), theirs)
     words = f"linear layer, {shape.dtype}, {shape.pixels}x{shape.channels} to {shape.features}"
-    return choices.fastest_of(words, times, _GAIN)
-
-
-def _with_next(call: Callable[[torch.Tensor, torch.Tensor], object], x: torch.Tensor, weight: Any) -> None:
-    call(x, weight())
+    return ways.times(words, _GAIN, device)
 
 
 def _match(node: Node) -> tuple[Node, Node, Node | None, Shape] | None:
@@ -150,10 +139,10 @@ def _match(node: Node) -> tuple[Node, Node, Node | None, Shape] | None:
         bias, (x, turned) = None, node.args
     else:
         return None
-    if not (isinstance(x, Node) and isinstance(turned, Node)) or turned.target not in (
-        _aten.permute.default,
-        _aten.t.default,
-    ):
+    if not (isinstance(x, Node) and isinstance(turned, Node)):
+        return None
+    permuted = turned.target is _aten.permute.default and turned.args[1] == [1, 0]
+    if turned.target is not _aten.t.default and not permuted:
         return None
     weight = turned.args[0]
     if not isinstance(weight, Node) or (isinstance(bias, Node) and bias.meta["val"].dim() != 1):

@@ -18,7 +18,7 @@ from nimble_jobs.engine.own_kernels import Launched, put_in_place
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
-from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, capability_of, is_dense, lies
+from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, capability_of, is_dense, lies, power_of_two
 from nimble_jobs.schedule import Program, Task, View
 
 PREFIX = "triton.squeeze_excite"
@@ -120,13 +120,13 @@ class Shape:
         """Of the first kernel, 0, or the second, 1."""
         _, shares, _ = self.grid(kernel)
         share = -(-self.pixels // shares)
-        hidden_block = max(16, _power_of_two(self.hidden))
+        hidden_block = max(16, power_of_two(self.hidden))
         sizes = {"PIXELS": self.pixels, "CHANNELS": self.channels, "HIDDEN": self.hidden, "HIDDEN_BLOCK": hidden_block}
-        places = max(8, min(2048 // self.block, _power_of_two(share)))
+        places = max(8, min(2048 // self.block, power_of_two(share)))
         tile = {"SHARES": shares, "SHARE": share, "PLACES": places, "BLOCK": self.block}
         if kernel == 0:
             return sizes | tile
-        rows = max(1, min(_power_of_two(self.parts), 4096 // hidden_block))
+        rows = max(1, min(power_of_two(self.parts), 4096 // hidden_block))
         chosen = {"PARTS": self.parts, "ROWS": rows, "SILU": int(self.silu), "SIGMOID": int(self.sigmoid)}
         return sizes | chosen | tile
 
@@ -224,8 +224,3 @@ def compiled(shape: Shape, capability: int) -> tuple[StaticKernel, StaticKernel]
             constants=shape.constants(1),
         ),
     )
-
-
-def _power_of_two(number: int) -> int:
-    """The smallest one that is not below `number`."""
-    return 1 << (number - 1).bit_length()

@@ -99,3 +99,8 @@ def is_dense(view: View) -> bool:
             return False
         expected *= size
     return aligned(view)
+
+
+def power_of_two(number: int) -> int:
+    """The smallest one that is not below `number`."""
+    return 1 << (number - 1).bit_length()

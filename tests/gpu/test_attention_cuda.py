@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nimble_jobs.engine import attention_pass
-from nimble_jobs.engine.attention import TILES, Lie, Mask, Shape, compiled, outer
+from nimble_jobs.engine.attention import TILES, Mask, Shape, Strides, compiled, outer_strides
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
@@ -37,9 +37,9 @@ def test_the_kernel_agrees_with_fp64(
         scores = scores.masked_fill(hidden, float("-inf"))
     exact = (scores.softmax(3).nan_to_num(0.0) @ v.double()).transpose(1, 2)
     shape = Shape(dtype=kind, batch=2, heads=3, rows=rows, keys=keys, dim=dim, mask=mask, causal=causal)
-    lie = Lie(q=outer(q.stride()), k=outer(k.stride()), v=outer(v.stride()), mask=strides)
+    laid = Strides(q=outer_strides(q.stride()), k=outer_strides(k.stride()), v=outer_strides(v.stride()), mask=strides)
     out = torch.full(exact.shape, float("nan"), dtype=q.dtype, device=device)
-    compiled(shape, lie, dim**-0.5, tile, capability_of(device))(q, k, v, q if given is None else given, out)
+    compiled(shape, laid, dim**-0.5, tile, capability_of(device))(q, k, v, q if given is None else given, out)
     assert relative_norm(out, exact) < {"float16": 1e-3, "bfloat16": 1e-2}[kind]
 
 

@@ -130,7 +130,7 @@ def test_layers_that_read_the_same_are_one_product(device: torch.device) -> None
     x = torch.randn(2, 64, 256, device=device, dtype=torch.float16)
     built = build_best(module, {"x": x}, "test", BuildOptions(streams=1, fold=True, tolerance=1e-2), device)
     built.close()
-    (row,) = (c for c in built.schedule.candidates if c.name == "inductor kernels, merged products, 1 stream")
+    (row,) = (c for c in built.schedule.candidates if c.name == "inductor kernels and ours, merged products, 1 stream")
     assert row.replay_us is not None, row
     source = Source(kernels="epilogues", layout="given", merged=(("q", "k", "v"),))
     bound = Variants(module).use(source)

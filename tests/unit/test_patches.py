@@ -26,6 +26,7 @@ SHAPE = Shape(
     patch=(4, 2),
     bias=True,
     channels_last=False,
+    out_channels_last=False,
 )
 # torch's own compiler warns of torch.jit, which it imports
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -51,11 +52,16 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_they_are_seen_and_compute_the_same(channels_last: bool) -> None:
-    """In both memory formats, which the result keeps; only windows side by side over the whole picture are patches."""
+@pytest.mark.parametrize("input_last", [False, True])
+def test_they_are_seen_and_compute_the_same(channels_last: bool, input_last: bool) -> None:
+    """In both memory formats of weight and input; only windows side by side over the whole picture are patches. The
+    result lies as the convolution's does.
+    """
     torch.manual_seed(0)
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    module, x = Net().eval().to(memory_format=layout), torch.randn(2, 3, 8, 12).contiguous(memory_format=layout)
+    layout, of_input = (
+        torch.channels_last if each else torch.contiguous_format for each in (channels_last, input_last)
+    )
+    module, x = Net().eval().to(memory_format=layout), torch.randn(2, 3, 8, 12).contiguous(memory_format=of_input)
     seen: list[Shape] = []
 
     def wanted(shape: Shape, _: torch.device) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from nimble_jobs.engine import epilogues, measure, split_k, split_k_pass
+from nimble_jobs.engine import epilogues, measure, split_k, split_k_pass, ways
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.epilogues import choose_ways
 from nimble_jobs.engine.private.runtime import forget_compiled
@@ -212,7 +212,7 @@ def test_a_product_in_parts_must_be_faster_and_agree(
     norms = iter(1.0 if i == wrong else 0.0 for i in range(1))
     monkeypatch.setattr(split_k_pass, "compiled", lambda *_: lambda *_: None)
     monkeypatch.setattr(split_k_pass, "capability_of", lambda _: 90)
-    monkeypatch.setattr(split_k_pass, "relative_norm", lambda *_: next(norms))
+    monkeypatch.setattr(ways, "relative_norm", lambda *_: next(norms))
     monkeypatch.setattr(split_k_pass, "_CACHED_BYTES", 0)
 
     def timed(calls: list[Any], _: torch.device) -> list[float]:

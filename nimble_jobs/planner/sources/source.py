@@ -54,7 +54,7 @@ class Source:
         words = {
             "eager": "eager kernels",
             "inductor": "inductor kernels",
-            "epilogues": f"inductor kernels{convolutions}" if self.layout != "given" else "inductor kernels",
+            "epilogues": f"inductor kernels{convolutions}" if self.layout != "given" else "inductor kernels and ours",
             "max-autotune": "max-autotune kernels",
         }
         last = ", channels-last" if self.layout == "channels-last" else ""

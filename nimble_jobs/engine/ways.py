@@ -1,0 +1,46 @@
+"""Several ways to run one kind of task: each is tried, compared with the library's, and timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from nimble_jobs.engine import choices, measure
+from nimble_jobs.engine.difference import relative_norm
+from nimble_jobs.errors import EngineError
+from nimble_jobs.task_times import TaskTimes
+
+EXACT: Mapping[str, float] = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-3}  # largest relative norm from theirs
+
+
+class Ways:
+    """The ways of one kind of task."""
+
+    def __init__(self, dtype: str, library: Callable[[], object]) -> None:
+        """`dtype`: torch's name without the prefix."""
+        self.calls: dict[str, Callable[[], object]] = {"library": library}
+        self.failed: dict[str, str] = {}
+        self._exact = EXACT[dtype]
+
+    def add(
+        self, way: str, make: Callable[[], Callable[[], Any]], theirs: torch.Tensor, out: torch.Tensor | None = None
+    ) -> None:
+        """Add a way whose call gives what the library gives, or writes that into `out`; or note why it is left out."""
+        try:
+            call = make()
+            given = call()
+        except EngineError as e:
+            self.failed[way] = str(e)
+            return
+        norm = relative_norm(given if out is None else out, theirs)
+        if norm <= self._exact:
+            self.calls[way] = call
+        else:
+            self.failed[way] = f"differs from the library by {norm:.1e}; at most {self._exact:.0e} is allowed"
+
+    def times(self, task: str, gain: float, device: torch.device) -> TaskTimes:
+        """What was measured. Another way than the library's is chosen if it takes at most `gain` times as long."""
+        us = measure.kernel_times_us(list(self.calls.values()), device)
+        return choices.fastest_of(task, dict(zip(self.calls, us, strict=True)), gain, self.failed)
