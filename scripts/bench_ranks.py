@@ -3,9 +3,9 @@
     python scripts/bench_ranks.py [--gpus 2] [--models resnet50,mobilenet_v2] [--size 224] [--batch 256] [--steps 60]
                                   [--dtype bf16] [--device auto] [--lr 0.01] [--on-miss build] [--fuse auto]
 
-Records are random pictures in one array, so that decoding is no part of it. Prints one line of JSON for each model.
-`worst_loss_difference` is the largest relative one over all steps. Needs so many free GPUs; with `--device cpu` the
-ranks share the cores, which measures the losses but not the speed.
+Records are random pictures in one array, so that decoding is no part of it. Prints a line of JSON for each job, and one
+that compares both. `worst_loss_difference` is the largest relative one over all steps. Needs so many free GPUs; with
+`--device cpu` the ranks share the cores, which measures the losses but not the speed.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ def _trained(store: Store, folder: Path, model: str, gpus: int, options: argpars
     queued = client.submit(spec, store=store, foreground=True)
     done = run_inline(store, queued.id)
     assert done.state is JobState.SUCCEEDED, done.error
+    figures = {name: done.timings.get(name) for name in ("build_s", "run_s", "records_per_s")}
+    print(json.dumps({"model": model, "gpus": gpus, **figures}), flush=True)
     return done
 
 
