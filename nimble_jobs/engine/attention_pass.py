@@ -41,6 +41,7 @@ _CONSTANT = {  # what masks are made of: the same whenever it is computed
     operator.or_,
     operator.sub,
     "expand",
+    "new_ones",
     "to",
     "unsqueeze",
     "view",
@@ -77,7 +78,7 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
             continue
         scale = float(call.get("scale") or shape.dim**-0.5)
         with graph.inserting_before(node):
-            seen = None if mask is None else _once(graph, mask)
+            seen = None if mask is None else _once(graph, _plainest(mask))
             args = (call["query"], call["key"], call["value"], seen, shape.causal, scale, tile)
             made = graph.call_function(OPERATOR, args)
             turned = graph.call_method("transpose", (made, 1, 2))
@@ -194,6 +195,28 @@ def _copies(node: Node, shape: Shape) -> bool | None:
     return True if value.is_contiguous() else None
 
 
+def _plainest(mask: Node) -> Node:
+    """What a mask was spread from, by repetition or beside masks that show everything: it hides the same."""
+    while _untouched(mask):
+        if mask.target == "expand":
+            rest = [mask.args[0]]
+        elif mask.target is operator.and_:
+            rest = [each for each in mask.args if not (isinstance(each, Node) and _shows_all(each))]
+        else:
+            return mask
+        value = fixed_example(rest[0]) if len(rest) == 1 else None
+        if value is None or value.dim() != 4 or not isinstance(rest[0], Node):
+            return mask
+        mask = rest[0]
+    return mask
+
+
+def _untouched(node: Node) -> bool:
+    """Whether nobody writes into a node's tensor, through whichever view."""
+    value = node.meta.get("example_value")
+    return not isinstance(value, torch.Tensor) or not (value.is_inference() or version(value))
+
+
 def _once(graph: Graph, mask: Node) -> Node:
     """The mask with four dimensions, of which those that only repeat it have one element."""
     value = mask.meta["example_value"]
@@ -235,14 +258,15 @@ def _constant(node: Node, made: dict[Node, Any]) -> Any:
     made[node] = None
     if node.op not in ("call_function", "call_method") or node.target not in _CONSTANT:
         return None
-    value = node.meta.get("example_value")
-    if isinstance(value, torch.Tensor) and (value.is_inference() or version(value)):
-        return None  # it is written into, through whichever view
+    if not _untouched(node):
+        return None
     before = {each: _constant(each, made) for each in node.all_input_nodes}
     if any(value is None for value in before.values()):
         return None
     args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda each: before[each])
     kwargs = kwargs | ({"device": "cpu"} if "device" in kwargs else {})
+    if node.target == "to":
+        args = (args[0], *("cpu" if isinstance(each, str | torch.device) else each for each in args[1:]))
     try:
         if node.op == "call_method":
             found = getattr(args[0], str(node.target))(*args[1:], **kwargs)

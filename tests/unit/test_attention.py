@@ -137,6 +137,38 @@ def test_masks_that_hide_nothing_are_left_out(tile: str | None) -> None:
         assert [shape.mask for shape in rewritten(forward, X, tile=tile)[0]] == ["true"]
 
 
+def test_masks_are_taken_before_they_are_spread() -> None:
+    """As transformers spreads the mask of padded texts over all rows. What was written into stays as it is."""
+    shown = torch.ones(2, 24, dtype=torch.long)
+    shown[1, 7:] = 0
+    sizes: list[tuple[int, ...]] = []
+
+    def forward(x: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
+        rows = torch.arange(24, device=x.device)[None, None, :, None]
+        every = rows.new_ones((), dtype=torch.bool) & (rows >= 0).to(x.device)
+        mask = (every & shown.to(dtype=torch.bool)[:, None, None, :]).expand(2, -1, 24, 24)
+        first = functional.scaled_dot_product_attention(*heads_of(x), attn_mask=mask)
+        written = every & (shown > 0)[:, None, None, :]
+        written[:, :, 3] = False
+        return first + functional.scaled_dot_product_attention(*heads_of(x), attn_mask=written)
+
+    def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
+        assert attention_pass.rewrite(graph_module.graph, CPU, lambda shape, _: shape.tiles[0]) == 2
+        operators = (node for node in graph_module.graph.nodes if node.target is OPERATOR)
+        sizes.extend(tuple(node.args[3].meta["example_value"].shape) for node in operators)
+        graph_module.recompile()
+        return graph_module.forward
+
+    forget_compiled()
+    try:
+        with torch.no_grad():
+            out = torch.compile(forward, backend=backend, fullgraph=True, dynamic=False)(X, shown)
+            torch.testing.assert_close(out, forward(X, shown))
+    finally:
+        forget_compiled()
+    assert sizes == [(2, 1, 1, 24), (2, 1, 24, 24)]
+
+
 def test_masks_that_are_written_into_are_no_constants() -> None:
     """Through whichever view, and by whichever function."""
 
