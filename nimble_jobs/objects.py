@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -55,6 +56,7 @@ class Stat:
 
     size: int  # in bytes
     version: str  # ETag, or what the driver has in its place; "" if it has none
+    modified_at: float | None  # Unix seconds by the store's clock; None if it does not say
 
 
 class Objects:
@@ -210,7 +212,20 @@ def _of_process(address: str) -> Objects:
 
 def _stat(info: dict[str, Any]) -> Stat:
     version = next((str(info[key]) for key in ("ETag", "etag", "generation", "mtime") if info.get(key)), "")
-    return Stat(size=int(info.get("size") or 0), version=version)
+    return Stat(size=int(info.get("size") or 0), version=version, modified_at=_modified_at(info))
+
+
+def _modified_at(info: dict[str, Any]) -> float | None:
+    """Drivers give a time with its zone, or a text in ISO 8601."""
+    for key in ("LastModified", "last_modified", "updated"):
+        value = info.get(key)
+        try:
+            when = datetime.fromisoformat(value) if isinstance(value, str) else value
+        except ValueError:
+            continue
+        if isinstance(when, datetime) and when.tzinfo is not None:
+            return when.timestamp()
+    return None
 
 
 def _response_of(error: BaseException | None) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Artifacts:
         name = hashlib.sha256(data).hexdigest()
         self._patience.through(lambda: self._put(name, data))
         try:
-            if (shared := self._shared()) is not None and not shared.has(name):
+            if (shared := self._shared()) is not None:
                 shared.put(name, data)
         except (NimbleError, OSError) as e:
             log.warning("artifact %s was not shared: %s", name, e)
@@ -99,7 +99,7 @@ class Artifacts:
             data = shared.get(name)
             if hashlib.sha256(data).hexdigest() == name:
                 return data
-            shared.remove(name)  # whoever builds it shares it anew
+            shared.remove([name])  # whoever builds it shares it anew
         except NotFound as e:
             raise NotFound(f"{missing}, neither here nor where cache.shared says") from e
         except (NimbleError, OSError) as e:

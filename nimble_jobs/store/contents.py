@@ -20,7 +20,7 @@ from nimble_jobs.store.publications import Publications
 from nimble_jobs.store.schedules import Schedules
 from nimble_jobs.store.seen import SeenFiles
 from nimble_jobs.store.shards import Shards
-from nimble_jobs.store.shared_artifacts import SharedArtifacts, open_shared
+from nimble_jobs.store.shared_artifacts import SharedArtifacts, User
 from nimble_jobs.store.task_times import StoredTaskTimes
 from nimble_jobs.store.timers import Timers
 from nimble_jobs.store.wanted import WantedSchedules
@@ -51,7 +51,7 @@ class Contents:
         self.schedules = Schedules(database)
         self.task_times = StoredTaskTimes(database)
         self.wanted = WantedSchedules(database)
-        self.artifacts = Artifacts(home / "artifacts", self._patience, self._shared)
+        self.artifacts = Artifacts(home / "artifacts", self._patience, self.shared)
         self.seen = SeenFiles(database)
         self.publications = Publications(database, home)
         self.builds = Builds(home / "builds", self._patience)
@@ -61,15 +61,21 @@ class Contents:
         """What the member that holds this record writes while it works."""
         return Membership(self._database, self.jobs, self.shards, job)
 
-    def _shared(self) -> SharedArtifacts | None:
-        """Where `cache.shared` says that artifacts are shared. Raises DataError for an address that cannot be used."""
+    def shared(self) -> SharedArtifacts | None:
+        """Where `cache.shared` says that artifacts are shared; None on SQLite.
+
+        Raises DataError for an address that cannot be used.
+        """
         if self._database.is_sqlite:  # no other state folder has its rows
             return None
         place = self.settings.usable().cache.shared
         if place != self._shared_at:
-            self._shared_place = None if place is None else open_shared(place)
+            self._shared_place = None if place is None else SharedArtifacts(place, self._user)
             self._shared_at = place
         return self._shared_place
+
+    def _user(self) -> User:
+        return User(id=self._database.identity(), name=self._database.name)
 
     @property
     def settings(self) -> Watched:

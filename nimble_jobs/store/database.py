@@ -62,6 +62,7 @@ class Database:
         self._pid = os.getpid()
         self._soon: list[tuple[Callable[[Session], object], bool]] = []  # with their `beside`
         self._soon_lock = threading.Lock()
+        self._identity: str | None = None
         if self.is_sqlite:
             self._busy, self._explain = sqlite.busy, sqlite.explain
             sqlite.prepare(self._engine, busy_timeout_s)
@@ -211,6 +212,12 @@ class Database:
                         f"{self.name}: locked by another process for more than {self._patience_s:g} s"
                     ) from e
             time.sleep(random.uniform(0.001, 0.02))  # noqa: S311  # spreads out those who wait; no secret
+
+    def identity(self) -> str:
+        """Names a PostgreSQL database and its schema among all others, in 32 hex digits. Raises StoreError."""
+        if self._identity is None:
+            self._identity = self.read(lambda session: postgres.identity(session.connection()))
+        return self._identity
 
     @property
     def file(self) -> FileId | None:

@@ -7,6 +7,7 @@ lock belongs to the transaction, so a pooler between client and server does no h
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -41,6 +42,11 @@ _BEGIN = (
     "pg_advisory_xact_lock{shared}(%d, hashtext(current_schema()))" % _STORE
 )
 _STATEMENTS = {ALONE: _BEGIN.format(shared=""), BESIDE: _BEGIN.format(shared="_shared")}
+_IDENTITY = (
+    "SELECT (SELECT system_identifier FROM pg_control_system()), "
+    "(SELECT oid FROM pg_database WHERE datname = current_database()), "
+    "(SELECT relnamespace FROM pg_class WHERE oid = to_regclass('schedules'))"
+)
 _END = f"SELECT pg_advisory_xact_lock({_ENDS}, hashtext(current_schema()))"  # a constant
 
 # With `ix_jobs_claim` each claim would sort all queued jobs: PostgreSQL finds no order behind a column that IS NULL.
@@ -110,6 +116,15 @@ def check_server(connection: Connection, name: str) -> None:
     encoding = info.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise StoreError(f"{name}: the database's encoding is {encoding}; expected UTF8")
+
+
+def identity(connection: Connection) -> str:
+    """32 hex digits that name the server's cluster, the database and the schema with the tables.
+
+    They are others after a dump was restored, and the same in a physical copy.
+    """
+    row = connection.exec_driver_sql(_IDENTITY).one()
+    return hashlib.sha256(" ".join(map(str, row)).encode()).hexdigest()[:32]
 
 
 def create_more(connection: Connection) -> None:

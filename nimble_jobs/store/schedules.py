@@ -279,6 +279,11 @@ class Schedules:
         """The artifacts of each schedule (None: of all), by key; schedules without artifacts are left out."""
         return self._db.read(lambda session: artifacts_of(session, keys))
 
+    def named(self, names: Collection[str]) -> set[str]:
+        """Those of the artifacts that a stored schedule needs, as of now. At most a few hundred at once."""
+        query = select(ScheduleArtifactRow.name).where(ScheduleArtifactRow.name.in_(names)).distinct()
+        return self._db.read(lambda session: set(session.scalars(query)))
+
     def _set_aside(self, key: str, reason: str, now: float, *, refused: bool, digest: str | None = None) -> None:
         statement = update(ScheduleRow).where(ScheduleRow.key == key)
         if digest is not None:  # leave alone what another process saved since the check
