@@ -259,9 +259,9 @@ def test_what_follows_from_the_trials(tmp_path: Path) -> None:
 # ---- which systems are measured
 
 
-def place(tmp_path: Path, texts: Path, *systems: TextSystem, **named: Any) -> driver.Place:
+def place(tmp_path: Path, texts: Path, *systems: TextSystem, rounds: int = 1, **named: Any) -> driver.Place:
     """A model that is not there: all processes are replaced."""
-    wanted = TextWanted(models=("m",), recipe=recipe(40), systems=systems, rounds=1, **named)
+    wanted = TextWanted(models=("m",), recipe=recipe(40), systems=systems, rounds=rounds, **named)
     return driver.Place(
         wanted=wanted, model="m", folder=tmp_path, texts=texts, count=40, tokens=400, dtype="fp32", device="cpu"
     )
@@ -317,6 +317,27 @@ def test_what_was_built_within_the_limit_is_measured(
     ours, eager = driver.run(wanted, shop(tmp_path), lambda _: None)
     assert (ours.note, ours.error, len(ours.trials)) == (note, error, 0 if error else 1)
     assert (eager.note, eager.error, len(eager.trials)) == (None, None, 1)
+
+
+def test_each_round_without_schedules_begins_without_anything(
+    texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its state nor its output: a state folder replaces no output that it does not know."""
+    job = {
+        "schedule": {"hit": "miss", "runs": "eager", "buckets": [], "key": "k"},
+        "timings": {"run_s": 2.0, "text": {"tokens": 400, "padding_share": 0.2}},
+    }
+
+    def run(self: Job) -> tuple[dict[str, Any], Ended]:
+        self.output.mkdir(parents=True)
+        (self.shop.home / "state").touch(exist_ok=False)
+        embeddings(self.output / "1.parquet", ["a", "b"], np.ones((2, 3)))
+        return job, Ended(wall_s=4.0, out="", error=None)
+
+    monkeypatch.setattr(Job, "run", run)
+    wanted = place(tmp_path, texts, TextSystem.EMPTY, rounds=3)
+    (ours,) = driver.run(wanted, shop(tmp_path), lambda _: None)
+    assert (ours.error, len(ours.trials)) == (None, 3)
 
 
 def test_a_mode_that_takes_too_long_is_not_tried_again(

@@ -219,9 +219,12 @@ class _Run:
         )
 
     def _emptied(self, system: TextSystem) -> Job:
+        """A job without a schedule and without an output, which the emptied state folder would not know as its own."""
         job = self._job(system)
         shutil.rmtree(job.shop.home)
         job.shop.home.mkdir(mode=0o700)
+        if job.output.exists():
+            shutil.rmtree(job.output)
         return job
 
     def _job(self, system: TextSystem) -> Job:
