@@ -224,7 +224,7 @@ def test_the_result_lies_as_torchs_does() -> None:
 
 
 def test_what_ours_cannot_compute_is_left_alone() -> None:
-    """Fewer heads of keys than of queries, single precision, gaps between numbers, and odd sizes."""
+    """Fewer heads of keys than of queries, single precision, gaps between numbers, odd sizes, and autocast."""
 
     def grouped(x: torch.Tensor) -> torch.Tensor:
         q, k, v = heads_of(x)
@@ -241,7 +241,11 @@ def test_what_ours_cannot_compute_is_left_alone() -> None:
     def single(x: torch.Tensor) -> torch.Tensor:
         return functional.scaled_dot_product_attention(*(each.float() for each in heads_of(x)))
 
-    for forward in (grouped, sparse, odd, single):
+    def cast(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return functional.scaled_dot_product_attention(*heads_of(x))
+
+    for forward in (grouped, sparse, odd, single, cast):
         seen, left = rewritten(forward, X)
         assert seen == []
         assert functional.scaled_dot_product_attention in left

@@ -166,6 +166,31 @@ def test_linear_layers_in_parts_compute_the_same() -> None:
     assert {PRODUCT, torch.ops.aten.addmm.default, torch.ops.aten.mm.default} <= operators
 
 
+def test_only_a_turned_weight_is_a_linear_layers() -> None:
+    """One that is permuted to where it was is another product."""
+
+    class Square(nn.Module):
+        def __init__(self, *dims: int) -> None:
+            super().__init__()
+            self.weight, self.dims = nn.Parameter(torch.randn(768, 768).bfloat16() / 28), dims
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.mm(x, self.weight.permute(self.dims)) + 1.0
+
+    x, seen = torch.randn(6, 768).bfloat16(), list[Shape]()
+    for dims, count in (((0, 1), 0), ((1, 0), 1)):
+        module = Square(*dims)
+
+        def change(graph: torch.fx.Graph) -> None:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(split_k_pass, "fastest", lambda shape, _: shape.ways[0])
+                split_products(graph, CPU, lambda shape, _: seen.append(shape))
+
+        out, _ = traced(module, x, change)
+        torch.testing.assert_close(out, module(x), rtol=2e-2, atol=2e-2)
+        assert len(seen) == count
+
+
 class Operators(nn.Module):
     """Both, as the passes leave them."""
 
