@@ -154,7 +154,7 @@ def shape_of(task: Task) -> tuple[Shape, Strides] | None:
     shape = _shape(task) if task.op == str(OPERATOR) else None
     if shape is None or task.args[6] not in shape.tiles:
         return None
-    q, k, v, mask = (view for view in task.args[:4])
+    q, k, v, mask = task.args[:4]
     assert isinstance(q, View)
     assert isinstance(k, View)
     assert isinstance(v, View)

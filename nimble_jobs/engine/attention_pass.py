@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -57,23 +56,21 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
     """
     wanted = wanted or fastest
     count = 0
-    hides: dict[Node, bool] = {}
+    shows_all: dict[Node, bool] = {}  # by mask
     for node in list(graph.nodes):
         if node.target is not functional.scaled_dot_product_attention:
             continue
         call = dict(zip(_CALL, node.args, strict=False)) | dict(node.kwargs)
         mask = call.get("attn_mask")
-        if isinstance(mask, Node) and mask not in hides:
-            hides[mask] = not _shows_all(mask)
-        if isinstance(mask, Node) and not hides[mask]:
+        if isinstance(mask, Node) and mask not in shows_all:
+            shows_all[mask] = _shows_all(mask)
+        if isinstance(mask, Node) and shows_all[mask]:
             call["attn_mask"] = mask = None
             node.args = tuple(call[name] for name in _CALL[:3])
             node.kwargs = {name: value for name, value in call.items() if name not in _CALL[:3]}
         shape = _shape(call, device)
-        whole = _copies(node, shape) if shape is not None else None
-        if whole is None:
-            continue
-        tile = wanted(shape, device) if shape is not None else None
+        copies = _copies(node, shape) if shape is not None else None
+        tile = wanted(shape, device) if shape is not None and copies is not None else None
         if shape is None or tile is None:
             continue
         scale = float(call.get("scale") or shape.dim**-0.5)
@@ -82,24 +79,22 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
             args = (call["query"], call["key"], call["value"], seen, shape.causal, scale, tile)
             made = graph.call_function(OPERATOR, args)
             turned = graph.call_method("transpose", (made, 1, 2))
-            if whole:
+            if copies:
                 turned = graph.call_method("contiguous", (turned,))
         turned.meta = dict(node.meta)
         node.replace_all_uses_with(turned)
         graph.erase_node(node)
         count += 1
-    for mask, hiding in hides.items():
-        if not hiding:
+    for mask, useless in shows_all.items():
+        if useless:
             _erase_unused(graph, mask)
     return count
 
 
 def fastest(shape: Shape, device: torch.device) -> str | None:
     """The tile with which our kernel is fastest; None if the library is, now or as measured earlier."""
-    parts = {name: str(value) for name, value in asdict(shape).items()}
-    parts |= {"task": "attention", "code": digest_of("attention", "attention_triton")} | choices.parts_here(device)
-    with modes_off():
-        way = choices.current().choose(parts, ("library", *shape.tiles), lambda: _times(shape, device))
+    more = {"task": "attention", "code": digest_of("attention", "attention_triton")}
+    way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, device), **more)
     return None if way == "library" else way
 
 
@@ -142,10 +137,10 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
         kernel = compiled(shape, strides, scale, tile, capability_of(device))
         return functools.partial(kernel, q, k, v, q if mask is None else mask, out)
 
-    ways = Ways(shape.dtype, library)
+    ways = Ways(shape.dtype)
     for tile in shape.tiles:
         ways.add(tile, functools.partial(ours, tile), theirs, out)
-    return ways.times(shape.words, _GAIN, device)
+    return ways.times(shape.words, library, _GAIN, device)
 
 
 def _shape(call: dict[str, Any], device: torch.device) -> Shape | None:

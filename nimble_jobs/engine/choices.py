@@ -9,11 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import asdict
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
 from nimble_jobs.engine.device import facts
+from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.schedule import FORMAT_VERSION
 from nimble_jobs.task_times import Parts, TaskChoice, TaskTimes, task_key
 
@@ -85,6 +88,18 @@ def using(choices: Choices) -> Iterator[Choices]:
         yield choices
     finally:
         _current.reset(before)
+
+
+def way_for(
+    shape: Any, ways: Collection[str], device: torch.device, measure: Callable[[], TaskTimes], **more: str
+) -> str:
+    """The way to run a task of this shape, a dataclass whose fields, with `more`, name all that decides its time.
+
+    A kind of task that no build has measured is measured now, on `device`. Raises what `measure` raises.
+    """
+    parts = {name: str(value) for name, value in asdict(shape).items()} | more | parts_here(device)
+    with modes_off():
+        return current().choose(parts, ways, measure)
 
 
 def parts_here(device: torch.device) -> dict[str, str]:

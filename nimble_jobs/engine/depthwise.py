@@ -21,6 +21,7 @@ from nimble_jobs.engine.own_kernels import digest_of
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
+from nimble_jobs.engine.ways import EXACT
 from nimble_jobs.schedule import Arg, Program, Task, View
 from nimble_jobs.task_times import TaskTimes
 
@@ -30,7 +31,6 @@ _POSITIONS = {  # by operator: positions of stride, padding and dilation among i
     "aten._conv_depthwise2d.out": (4, 5, 6),
 }
 _WORTH = 1.05  # ours may take this share of the library's time, since it saves the library's slow first call
-_EXACT = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-3}  # largest relative norm against the library
 KERNELS = (1, 2, 3, 4, 5, 7)  # side lengths; loops are unrolled, so larger kernels would make long programs
 
 
@@ -259,7 +259,7 @@ def _times(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> Tas
 
     times = measure.kernel_times_us([run_theirs, run_ours], device)
     ends = [0, shape.images - 1]  # to compare all of them in fp64 would need much memory
-    agree = relative_norm(ours[ends], theirs[ends]) <= _EXACT[shape.dtype]
+    agree = relative_norm(ours[ends], theirs[ends]) <= EXACT[shape.dtype]
     return TaskTimes(
         task=shape.words,
         times_us=(("library", times[0]), ("ours", times[1])),

@@ -4,7 +4,7 @@ convolution and its activation, where our kernel is faster.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,13 +15,12 @@ from nimble_jobs.engine import choices, depthwise, measure
 from nimble_jobs.engine.depthwise_activated import ACTIVATIONS, OPERATOR, Activated, Wanted, compiled
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.static_triton import MOST, TYPES, capability_of
+from nimble_jobs.engine.ways import EXACT
 from nimble_jobs.errors import EngineError
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.95  # ours must take less than this share
-_EXACT = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-3}  # largest relative norm against the operator
 _NAMES: dict[object, str] = {
     functional.relu: "relu",
     torch.relu: "relu",
@@ -66,11 +65,8 @@ def is_faster(one: Activated, device: torch.device) -> bool:
     """Whether our kernel is faster than the library's and another one, and agrees with them, now or as measured
     earlier.
     """
-    parts = {name: str(value) for name, value in asdict(one.shape).items()}
-    parts |= {"task": "depthwise convolution, activated", "activation": one.activation}
-    parts |= {"code": depthwise.code_digest()} | choices.parts_here(device)
-    with modes_off():
-        return choices.current().choose(parts, ("library", "ours"), lambda: _times(one, device)) == "ours"
+    more = {"task": "depthwise convolution, activated", "activation": one.activation, "code": depthwise.code_digest()}
+    return choices.way_for(one.shape, ("library", "ours"), device, lambda: _times(one, device), **more) == "ours"
 
 
 def _times(one: Activated, device: torch.device) -> TaskTimes:
@@ -95,7 +91,7 @@ def _times(one: Activated, device: torch.device) -> TaskTimes:
         return TaskTimes(task=one.words, times_us=(("library", library_us),), chosen="library")
     times = measure.kernel_times_us([library, lambda: kernel(x, weight, bias, out, *shape.sizes)], device)
     ends = [0, shape.images - 1]  # to compare all of them in fp64 would need much memory
-    agree = relative_norm(out[ends], theirs[ends]) <= _EXACT[shape.dtype]
+    agree = relative_norm(out[ends], theirs[ends]) <= EXACT[shape.dtype]
     return TaskTimes(
         task=one.words,
         times_us=(("library", times[0]), ("ours", times[1])),

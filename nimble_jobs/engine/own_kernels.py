@@ -19,7 +19,7 @@ from nimble_jobs.schedule import Arg, Task
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """A kernel with its arguments, which write nothing but the output between them."""
+    """A kernel and its arguments. It writes the output, which lies between `given` and `sizes`, and nothing else."""
 
     kernel: StaticKernel
     given: tuple[Arg, ...]  # before the output
@@ -48,6 +48,6 @@ def put_in_place(recording: Recording, device: torch.device, kernel_of: Callable
 
 @functools.cache
 def digest_of(*modules: str) -> str:
-    """Of the source of modules beside this one: what kernels compute, and how they are launched."""
+    """SHA-256 of the source of modules beside this one: what kernels compute, and how they are launched."""
     sources = [Path(__file__).with_name(f"{module}.py").read_bytes() for module in modules]
     return hashlib.sha256(b"".join(sources)).hexdigest()

@@ -5,7 +5,7 @@ that cut a picture into patches, as matrix products, where that is faster.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from nimble_jobs.engine import choices
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.fx_nodes import fixed_example, same_strides
 from nimble_jobs.engine.own_kernels import digest_of
-from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.ways import EXACT, Ways
 from nimble_jobs.schedule import Program, View
 from nimble_jobs.task_times import TaskTimes
@@ -87,10 +86,8 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 
 def is_faster(shape: Shape, device: torch.device) -> bool:
     """Whether the product is faster than the library's convolution, now or as measured earlier."""
-    parts = {name: str(value) for name, value in asdict(shape).items()}
-    parts |= {"task": "patches", "code": digest_of("patches_pass")} | choices.parts_here(device)
-    with modes_off():
-        return choices.current().choose(parts, ("library", "product"), lambda: _times(shape, device)) == "product"
+    more = {"task": "patches", "code": digest_of("patches_pass")}
+    return choices.way_for(shape, ("library", "product"), device, lambda: _times(shape, device), **more) == "product"
 
 
 def _times(shape: Shape, device: torch.device) -> TaskTimes:
@@ -110,9 +107,9 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
     def product() -> torch.Tensor:
         return as_product(shape, x, weight, bias)
 
-    ways = Ways(shape.dtype, library)
+    ways = Ways(shape.dtype)
     ways.add("product", lambda: product, library())
-    return ways.times(shape.words, _GAIN, device)
+    return ways.times(shape.words, library, _GAIN, device)
 
 
 def as_product(shape: Shape, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

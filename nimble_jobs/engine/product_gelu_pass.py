@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from torch.nn import functional
 from nimble_jobs.engine import choices
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.own_kernels import digest_of
-from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.product_gelu import OPERATOR, Shape, Wanted, compiled
 from nimble_jobs.engine.static_triton import capability_of
 from nimble_jobs.engine.ways import Ways
@@ -52,13 +50,8 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 
 def fastest(shape: Shape, device: torch.device) -> str | None:
     """The tile with which our kernel is fastest; None if the library is, now or as measured earlier."""
-    parts = {name: str(value) for name, value in asdict(shape).items()}
-    parts |= {
-        "task": "linear layer, GELU",
-        "code": digest_of("product_gelu", "product_gelu_triton"),
-    } | choices.parts_here(device)
-    with modes_off():
-        way = choices.current().choose(parts, ("library", *shape.tiles), lambda: _times(shape, device))
+    more = {"task": "linear layer, GELU", "code": digest_of("product_gelu", "product_gelu_triton")}
+    way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, device), **more)
     return None if way == "library" else way
 
 
@@ -90,10 +83,10 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
         kernel = compiled(shape, tile, capability_of(device))
         return lambda: kernel(x, weight(), bias, out)
 
-    ways = Ways(shape.dtype, library)
+    ways = Ways(shape.dtype)
     for tile in shape.tiles:
         ways.add(tile, functools.partial(ours, tile), theirs, out)
-    return ways.times(shape.words, _GAIN, device)
+    return ways.times(shape.words, library, _GAIN, device)
 
 
 def _shape(gelu: Node, linear: Any, device: torch.device) -> Shape | None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch.fx import Graph, Node
 from nimble_jobs.engine import choices
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.fx_nodes import add_call
-from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.split_k import CONVOLUTION, PRODUCT, Shape, code_digest, compiled, parts_of, product_shape
 from nimble_jobs.engine.static_triton import capability_of
@@ -37,10 +35,9 @@ def calls(shape: Shape, x: torch.Tensor, weight: torch.Tensor, device: torch.dev
     if not shape.ways:
         return {}
     whole = CONVOLUTION(x, weight, shape.stride, shape.padding, "/1")[0]
-    ways = Ways(shape.dtype, lambda: None)
+    ways = Ways(shape.dtype)
     for way in shape.ways:
         ways.add(way, functools.partial(_divided, shape, way, x, lambda: weight, device), whole.flatten(0, 2))
-    del ways.calls["library"]
     return ways.calls
 
 
@@ -81,8 +78,7 @@ def split_products(graph: Graph, device: torch.device, chosen: Callable[[Shape, 
         if match is None:
             continue
         x, weight, bias, shape = match
-        with modes_off():
-            way = fastest(shape, device)
+        way = fastest(shape, device)
         chosen(shape, way)
         if way == "library":
             continue
@@ -98,9 +94,8 @@ def split_products(graph: Graph, device: torch.device, chosen: Callable[[Shape, 
 
 def fastest(shape: Shape, device: torch.device) -> str:
     """The fastest way to run a product, now or as measured earlier."""
-    parts = {name: str(value) for name, value in asdict(shape).items()}
-    parts |= {"task": "linear layer", "code": code_digest()} | choices.parts_here(device)
-    return choices.current().choose(parts, ("library", *shape.ways), lambda: _times(shape, device))
+    more = {"task": "linear layer", "code": code_digest()}
+    return choices.way_for(shape, ("library", *shape.ways), device, lambda: _times(shape, device), **more)
 
 
 def _times(shape: Shape, device: torch.device) -> TaskTimes:
@@ -123,12 +118,12 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
         return torch.add(torch.mm(x, weight().t()), other)  # the addition stands for the kernel that follows
 
     theirs = torch.mm(x, weights[0].t())
-    ways = Ways(shape.dtype, library)
+    ways = Ways(shape.dtype)
     for way in shape.ways:
         turn[0] = -1  # the next weight is the first
         ways.add(way, functools.partial(_divided, shape, way, x, weight, device), theirs)
     words = f"linear layer, {shape.dtype}, {shape.pixels}x{shape.channels} to {shape.features}"
-    return ways.times(words, _GAIN, device)
+    return ways.times(words, library, _GAIN, device)
 
 
 def _match(node: Node) -> tuple[Node, Node, Node | None, Shape] | None:

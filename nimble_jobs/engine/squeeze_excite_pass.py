@@ -5,7 +5,7 @@ our kernels for them are faster.
 from __future__ import annotations
 
 import operator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +16,13 @@ from nimble_jobs.engine import choices, measure
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.own_kernels import digest_of
-from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.squeeze_excite import EXCITE, SQUEEZE, Shape, Wanted, compiled, supported
 from nimble_jobs.engine.static_triton import capability_of
+from nimble_jobs.engine.ways import EXACT
 from nimble_jobs.errors import EngineError
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.8  # ours must take less than this share: compilers fuse what torch's own operators do one by one
-_EXACT = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-3}  # largest relative norm against the operators
 # With whether it is the smooth one.
 _GATES = {torch.sigmoid: True, functional.sigmoid: True, "sigmoid": True, functional.hardsigmoid: False}
 _ACTIVATIONS = {functional.silu: True, functional.relu: False, torch.relu: False}  # with whether it is SiLU
@@ -64,13 +63,8 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 
 def is_faster(shape: Shape, device: torch.device) -> bool:
     """Whether our kernels are faster than torch's own operators, and agree with them, now or as measured earlier."""
-    parts = {name: str(value) for name, value in asdict(shape).items()}
-    parts |= {
-        "task": "squeeze-and-excitation",
-        "code": digest_of("squeeze_excite", "squeeze_excite_triton"),
-    } | choices.parts_here(device)
-    with modes_off():
-        return choices.current().choose(parts, ("library", "ours"), lambda: _times(shape, device)) == "ours"
+    more = {"task": "squeeze-and-excitation", "code": digest_of("squeeze_excite", "squeeze_excite_triton")}
+    return choices.way_for(shape, ("library", "ours"), device, lambda: _times(shape, device), **more) == "ours"
 
 
 def _times(shape: Shape, device: torch.device) -> TaskTimes:
@@ -105,7 +99,7 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
     times = measure.kernel_times_us([library, ours], device)
     theirs = EXCITE(x, SQUEEZE(x, weight, 1), bias, gate_weight, gate_bias, shape.silu, shape.sigmoid)
     ends = [0, images - 1]  # to compare all of them in fp64 would need much memory
-    agree = relative_norm(out[ends], theirs[ends]) <= _EXACT[shape.dtype]
+    agree = relative_norm(out[ends], theirs[ends]) <= EXACT[shape.dtype]
     return TaskTimes(
         task=shape.words,
         times_us=(("library", times[0]), ("ours", times[1])),

@@ -16,11 +16,11 @@ EXACT: Mapping[str, float] = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-3
 
 
 class Ways:
-    """The ways of one kind of task."""
+    """The ways of one kind of task, besides the library's."""
 
-    def __init__(self, dtype: str, library: Callable[[], object]) -> None:
+    def __init__(self, dtype: str) -> None:
         """`dtype`: torch's name without the prefix."""
-        self.calls: dict[str, Callable[[], object]] = {"library": library}
+        self.calls: dict[str, Callable[[], object]] = {}
         self.failed: dict[str, str] = {}
         self._exact = EXACT[dtype]
 
@@ -40,7 +40,8 @@ class Ways:
         else:
             self.failed[way] = f"differs from the library by {norm:.1e}; at most {self._exact:.0e} is allowed"
 
-    def times(self, task: str, gain: float, device: torch.device) -> TaskTimes:
-        """What was measured. Another way than the library's is chosen if it takes at most `gain` times as long."""
-        us = measure.kernel_times_us(list(self.calls.values()), device)
-        return choices.fastest_of(task, dict(zip(self.calls, us, strict=True)), gain, self.failed)
+    def times(self, task: str, library: Callable[[], object], gain: float, device: torch.device) -> TaskTimes:
+        """Time all ways and the library's. Another one is chosen if it takes at most `gain` times as long as that."""
+        calls = {"library": library} | self.calls
+        us = measure.kernel_times_us(list(calls.values()), device)
+        return choices.fastest_of(task, dict(zip(calls, us, strict=True)), gain, self.failed)

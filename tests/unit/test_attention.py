@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nimble_jobs.engine import attention, attention_pass, measure, ways
+from nimble_jobs.engine import attention, attention_pass, ways
 from nimble_jobs.engine.attention import OPERATOR, TILES, Shape, wanted_as_in, with_own_kernels
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
+from tests.kernel_trials import interpreted, timed_as
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 # torch's own compiler warns of torch.jit, which it imports
@@ -297,13 +295,7 @@ def test_the_fastest_tile_must_be_faster_and_agree(
     monkeypatch.setattr(attention_pass, "capability_of", lambda _: 90)
     monkeypatch.setattr(ways, "relative_norm", lambda *_: next(norms))
 
-    def timed(calls: list[Any], _: torch.device) -> list[float]:
-        for call in calls:
-            call()
-        assert len(calls) == len(times)
-        return times
-
-    monkeypatch.setattr(measure, "kernel_times_us", timed)
+    timed_as(monkeypatch, times)
     for mask in ("none", "true", "added"):
         norms = iter(1.0 if i == wrong else 0.0 for i in range(len(TILES)))
         shape = Shape(dtype="float16", batch=2, heads=2, rows=24, keys=24, dim=16, mask=mask)
@@ -355,7 +347,4 @@ print("equal")
 
 def test_the_kernel_computes_what_torch_does() -> None:
     """By Triton's interpreter, which has to be asked for before Triton is imported."""
-    command = [sys.executable, "-W", "ignore", "-c", _INTERPRETED]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "equal\n", done.stderr
+    interpreted(_INTERPRETED)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +15,7 @@ from nimble_jobs.engine.static_kernel import pack, unpack
 from nimble_jobs.errors import CheckFailed, EngineError
 from nimble_jobs.planner.forward.restore import check_loaded
 from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
+from tests.kernel_trials import interpreted
 
 SIDE = 6
 
@@ -223,11 +221,7 @@ print("equal")
 
 def test_the_kernels_compute_what_torch_does() -> None:
     """Under Triton's interpreter, which is chosen when Triton is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.stdout == "equal\n", done.stderr
+    interpreted(RUN)
 
 
 def _recording(task: Task) -> Recording:

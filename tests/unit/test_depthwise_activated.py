@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -20,6 +17,7 @@ from nimble_jobs.engine.depthwise_pass import is_faster
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
+from tests.kernel_trials import interpreted
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 # torch's own compiler warns of torch.jit, which it imports
@@ -167,7 +165,4 @@ print("equal")
 
 def test_the_kernel_computes_what_the_operator_does() -> None:
     """By Triton's interpreter, which has to be asked for before Triton is imported."""
-    command = [sys.executable, "-W", "ignore", "-c", _INTERPRETED]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "equal\n", done.stderr
+    interpreted(_INTERPRETED)

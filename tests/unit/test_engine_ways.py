@@ -29,7 +29,7 @@ def test_what_does_not_work_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def writes(value: float) -> Callable[[], Callable[[], Any]]:
         return lambda: lambda: out.fill_(value)
 
-    ways = Ways("float16", lambda: None)
+    ways = Ways("float16")
     ways.add("uncompiled", fails, theirs)
     ways.add("unlaunched", lambda: fails, theirs)
     ways.add("wrong", writes(1.1), theirs, out)
@@ -37,7 +37,7 @@ def test_what_does_not_work_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     ways.add("fast", writes(1.0), theirs, out)
     ways.add("slow", lambda: lambda: torch.ones(8), theirs)
     monkeypatch.setattr(measure, "kernel_times_us", lambda calls, _: [10.0, 4.0, 12.0][: len(calls)])
-    times = ways.times("a product", 0.95, CPU)
+    times = ways.times("a product", lambda: None, 0.95, CPU)
     assert (times.chosen, dict(times.times_us)) == ("fast", {"library": 10.0, "fast": 4.0, "slow": 12.0})
     assert dict(times.failed) == {
         "uncompiled": "no room",
@@ -53,10 +53,10 @@ def test_what_does_not_work_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("us", "chosen"), [(9.4, "ours"), (9.6, "library")])
 def test_another_way_must_be_clearly_faster(monkeypatch: pytest.MonkeyPatch, us: float, chosen: str) -> None:
     """By the share that is asked for."""
-    ways = Ways("float32", lambda: None)
+    ways = Ways("float32")
     ways.add("ours", lambda: lambda: torch.ones(2), torch.ones(2))
     monkeypatch.setattr(measure, "kernel_times_us", lambda *_: [10.0, us])
-    assert ways.times("a product", 0.95, CPU).chosen == chosen
+    assert ways.times("a product", lambda: None, 0.95, CPU).chosen == chosen
 
 
 @pytest.mark.parametrize("failed", [[["way"]], [["way", "two\nlines"]], "way"])

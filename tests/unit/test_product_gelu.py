@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,12 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nimble_jobs.engine import measure, product_gelu, product_gelu_pass, ways
+from nimble_jobs.engine import product_gelu, product_gelu_pass, ways
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.product_gelu import OPERATOR, TILES, Shape, wanted_as_in, with_own_kernels
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
+from tests.kernel_trials import interpreted, timed_as
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SHAPE = Shape(dtype="bfloat16", rows=6, features=64, inputs=128)
@@ -117,13 +115,7 @@ def test_the_fastest_tile_must_be_faster_and_agree(
     monkeypatch.setattr(ways, "relative_norm", lambda *_: next(norms))
     monkeypatch.setattr(product_gelu_pass, "_CACHED_BYTES", 0)
 
-    def timed(calls: list[Any], _: torch.device) -> list[float]:
-        for call in calls:
-            call()
-        assert len(calls) == len(times)
-        return times
-
-    monkeypatch.setattr(measure, "kernel_times_us", timed)
+    timed_as(monkeypatch, times)
     with using(Choices()) as choices:
         assert product_gelu_pass.fastest(SHAPE, CPU) == tile
     (made,) = choices.made()
@@ -148,7 +140,4 @@ print("equal")
 
 def test_the_kernel_computes_what_the_operator_does() -> None:
     """By Triton's interpreter, which has to be asked for before Triton is imported."""
-    command = [sys.executable, "-W", "ignore", "-c", _INTERPRETED]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "equal\n", done.stderr
+    interpreted(_INTERPRETED)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +11,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from nimble_jobs.engine import epilogues, measure, split_k, split_k_pass, ways
+from nimble_jobs.engine import epilogues, split_k, split_k_pass, ways
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.epilogues import choose_ways
 from nimble_jobs.engine.private.runtime import forget_compiled
@@ -22,6 +19,7 @@ from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.split_k import CONVOLUTION, PRODUCT, Shape, product_shape, with_own_kernels
 from nimble_jobs.engine.split_k_pass import split_products
 from nimble_jobs.engine.static_kernel import pack
+from tests.kernel_trials import interpreted, timed_as
 
 # torch's own compiler warns of torch.jit, which it imports
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -240,13 +238,7 @@ def test_a_product_in_parts_must_be_faster_and_agree(
     monkeypatch.setattr(ways, "relative_norm", lambda *_: next(norms))
     monkeypatch.setattr(split_k_pass, "_CACHED_BYTES", 0)
 
-    def timed(calls: list[Any], _: torch.device) -> list[float]:
-        for call in calls:
-            call()
-        assert len(calls) == len(times)
-        return times
-
-    monkeypatch.setattr(measure, "kernel_times_us", timed)
+    timed_as(monkeypatch, times)
     with using(Choices()) as choices:
         assert split_k_pass.fastest(product_shape("bfloat16", (6, 768), (64, 768)), CPU) == way
     (made,) = choices.made()
@@ -284,7 +276,4 @@ print("equal")
 
 def test_the_kernel_computes_what_torch_does() -> None:
     """By Triton's interpreter, which has to be asked for before Triton is imported."""
-    command = [sys.executable, "-W", "ignore", "-c", _INTERPRETED]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "equal\n", done.stderr
+    interpreted(_INTERPRETED)

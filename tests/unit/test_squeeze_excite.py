@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +18,7 @@ from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.squeeze_excite import EXCITE, SQUEEZE, Shape, compiled, wanted_as_in, with_own_kernels
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.errors import EngineError
+from tests.kernel_trials import interpreted
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SHAPE = Shape(dtype="float16", images=1, channels=144, height=56, width=56, hidden=6, silu=True, sigmoid=True)
@@ -225,12 +223,4 @@ print("equal")
 
 def test_the_kernels_compute_what_the_operators_do() -> None:
     """By Triton's interpreter, which has to be asked for before Triton is imported."""
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _INTERPRETED],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "equal\n", done.stderr
+    interpreted(_INTERPRETED)

@@ -1,0 +1,36 @@
+"""What tests of our own kernels share: Triton's interpreter in place of a GPU, and times that nobody measured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from nimble_jobs.engine import measure
+
+
+def interpreted(script: str) -> None:
+    """Run a script that compares a kernel, and prints `equal` at its end, in Triton's interpreter.
+
+    It has a process of its own, since the interpreter has to be asked for before Triton is imported.
+    """
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "equal\n", done.stderr
+
+
+def timed_as(monkeypatch: pytest.MonkeyPatch, times: Sequence[float]) -> None:
+    """Have each call take so many microseconds. There must be as many calls, and each has to work."""
+
+    def timed(calls: Sequence[Callable[[], object]], _: torch.device) -> list[float]:
+        for call in calls:
+            call()
+        assert len(calls) == len(times)
+        return list(times)
+
+    monkeypatch.setattr(measure, "kernel_times_us", timed)
