@@ -761,11 +761,14 @@ class Sharp(nn.Module):
 SHARPNESS = 30.0
 
 
-@pytest.mark.parametrize(("moved_by", "accepted"), [(3e-7, True), (1e-2, False)])
+@pytest.mark.parametrize(("moved_by", "accepted"), [(1e-7, True), (1e-2, False)])
 def test_rounding_that_grows_with_each_update_is_no_fault(
     moved_by: float, accepted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Eager, with weights moved by a rounding error, ends elsewhere after three updates. Wrong steps are seen."""
+    """Eager, with weights moved by a rounding error, ends elsewhere after three updates. Wrong steps are seen.
+
+    The first loss then differs by less than 1e-4 on every processor, the third one by 1e-3 to 1e-1.
+    """
     replay = _CallInstance.replay
     generator = torch.Generator().manual_seed(0)
 
@@ -777,7 +780,7 @@ def test_rounding_that_grows_with_each_update_is_no_fault(
         replay(self)
 
     monkeypatch.setattr(_CallInstance, "replay", moving)
-    step = prepare_step(request_for(Sharp(), OptimizerRecipe(name="sgd"), tolerance=1e-4), device=CPU)
+    step = prepare_step(request_for(Sharp(), OptimizerRecipe(name="sgd"), tolerance=1e-3), device=CPU)
     assert (step.fallback is None) == accepted, step.fallback
 
 
