@@ -30,6 +30,7 @@ class Kernel(StrEnum):
     SPLIT_K = "split-k", "Long sums of convolutions and linear layers, divided over the blocks of a GPU."
     FUSED_CONVOLUTION = "fused-convolution", "Convolutions with their addition and ReLU in one kernel of cuDNN's."
     PRODUCT = "product", "Convolutions of single pixels, as matrix products."
+    PACKED = "packed-weights", "oneDNN's convolutions and linear layers over weights that it lays out once, on a CPU."
     MERGED = "merged", "Linear layers that read the same, over one weight."
     FOLDED = "folded", "Batch normalisations, folded into the convolutions before them."
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nimble_jobs.engine import onednn
 from nimble_jobs.engine.encode import decode, dtype, operator, view_of
 from nimble_jobs.engine.private.modes import below_autograd
 from nimble_jobs.engine.private.operators import wants_grad_mode
@@ -46,7 +47,7 @@ class Bound:
     fixed: Env
     steps: tuple[Step, ...]
     outputs: tuple[Port, ...]
-    nbytes: int  # size of inputs, outputs and the arena: everything that no operator allocates
+    nbytes: int  # size of inputs, outputs, packed weights and the arena: everything that no operator allocates
 
     def run(self) -> dict[str, torch.Tensor]:
         """Launch every task in the plan's order, all on the current stream, and return the outputs."""
@@ -120,7 +121,8 @@ def bind(
             for i in plan.order
         ),
         outputs=program.outputs,
-        nbytes=sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in own}.values()),
+        nbytes=sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in own}.values())
+        + onednn.packed_bytes(program),
     )
 
 
@@ -132,13 +134,13 @@ def arena_plan(program: Program, plan: Plan) -> MemoryPlan:
 def planned_bytes(program: Program, plan: Plan, memory: MemoryPlan, device: torch.device) -> int:
     """Device memory in bytes that one instance needs beyond the module's state, known before it is captured.
 
-    The sum of inputs, outputs, the arena, what operators allocate, and `workspace_bytes`.
+    The sum of inputs, outputs, the arena, what operators allocate, packed weights, and `workspace_bytes`.
     """
     kept = {p.view.buffer for p in program.outputs}
     own = {p.view.buffer for p in program.inputs} | kept
     allocated = live_bytes(program, among=_made(program) - kept)
     buffers = sum(program.buffers[b].nbytes for b in own) + memory.peak_bytes + allocated
-    return buffers + workspace_bytes(program, plan, device)
+    return buffers + onednn.packed_bytes(program) + workspace_bytes(program, plan, device)
 
 
 def _made(program: Program) -> set[int]:
@@ -210,7 +212,7 @@ def _call(
     device: torch.device,
     kernels: Mapping[str, Callable[..., None]],
 ) -> Callable[[Env], None]:
-    op: Callable[..., Any] = kernels[task.op] if task.op in kernels else _operator(task.op)
+    op: Callable[..., Any] = kernels.get(task.op) or onednn.caller(task.op) or _operator(task.op)
 
     def at_bind_time(view: View) -> Any:
         if view.buffer not in fixed:

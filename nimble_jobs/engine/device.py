@@ -29,6 +29,7 @@ class Abilities:
     random_states: bool  # draws random numbers from states of its own
     compilers: bool  # Inductor's kernels are worth a try
     kernels: bool  # runs our own kernels, and those of its libraries that write where they are told to
+    packed_weights: bool  # has a library that computes faster over weights which it lays out once
     decoder: bool  # decodes pictures
 
 
@@ -40,6 +41,7 @@ _CPU = Abilities(
     random_states=False,
     compilers=False,
     kernels=False,
+    packed_weights=True,
     decoder=False,
 )
 _CUDA = Abilities(
@@ -50,6 +52,7 @@ _CUDA = Abilities(
     random_states=True,
     compilers=True,
     kernels=True,
+    packed_weights=False,
     decoder=True,
 )
 # The one table of devices: a new type is a line here, and the calls of its library in this file and in `capture`.

@@ -115,11 +115,19 @@ class ForwardTarget:
         if pairs or groups:
             sources.append(Source(kernels="eager", layout=layout, folded=pairs, merged=groups))
         for each in kernels:  # the same kernels do less work over folded weights
+            if each == "onednn" and not self._may_pack:
+                continue
             if each == "inductor" and layout == "given" and not groups and "epilogues" in kernels:
                 continue  # no image whose convolutions would lose by their epilogues: the other holds the same kernels
-            merged = groups if each == "epilogues" else ()
+            merged = groups if each in ("epilogues", "onednn") else ()
             sources.append(Source(kernels=each, layout=layout, folded=pairs, merged=merged, without=without))
         return sources
+
+    @property
+    def _may_pack(self) -> bool:
+        """Whether weights stay what they are, so that a copy of them in another layout may be kept."""
+        allowed = self._options.fold and Kernel.PACKED not in self._options.without
+        return allowed and not self.observed.changing
 
     def use(self, source: Source) -> None:
         self.module = self.variants.use(source)

@@ -113,13 +113,17 @@ class Search:
         first = self._best or self._refused
         assert first is not None
         kernels: list[Kernels] = []
-        if devices.able(self._target.device).compilers and self._options.fuse != "off":
+        able = devices.able(self._target.device)
+        if (able.compilers or able.packed_weights) and self._options.fuse != "off":
             untested = tested_version()
             if untested is not None:
-                self._left_out("inductor kernels", f"not tried: {untested}")
-            else:
+                name = "inductor kernels" if able.compilers else "oneDNN kernels over packed weights"
+                self._left_out(name, f"not tried: {untested}")
+            elif able.compilers:
                 kernels += ["inductor", "epilogues"]
                 kernels += ["max-autotune"] if self._options.fuse == "max" else []
+            else:
+                kernels.append("onednn")
         return self._target.further(first.programs, kernels)
 
     def _try(self, source: Source, *, must: bool = False, streams: int | None = None) -> Found | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,6 +24,7 @@ from nimble_jobs.engine import (
 )
 from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.inductor import compile_module, refusing_compilers
+from nimble_jobs.engine.onednn_pass import attention_in_parts, with_packed_weights
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
@@ -32,7 +34,7 @@ from nimble_jobs.planner.sources.fold import Pairs, folded
 from nimble_jobs.planner.sources.merge import Groups, merge
 from nimble_jobs.schedule import COMPILERS, Program
 
-Kernels = Literal["eager", "inductor", "epilogues", "max-autotune"]
+Kernels = Literal["eager", "onednn", "inductor", "epilogues", "max-autotune"]
 Layout = Literal["given", "channels-last"]
 
 
@@ -53,6 +55,7 @@ class Source:
         convolutions = ", fused convolutions" if fused else ", convolutions in their fastest ways"
         words = {
             "eager": "eager kernels",
+            "onednn": "oneDNN kernels over packed weights",
             "inductor": "inductor kernels",
             "epilogues": f"inductor kernels{convolutions}" if self.layout != "given" else "inductor kernels and ours",
             "max-autotune": "max-autotune kernels",
@@ -156,7 +159,10 @@ def record_source(
     example = {name: _laid_out(tensor, layout) for name, tensor in inputs.items()}
     state = state_of(module)
     if not source.compiled:
-        recording = record(module, example, state, device, module)
+        with attention_in_parts() if source.kernels == "onednn" else nullcontext():
+            recording = record(module, example, state, device, module)
+        if source.kernels == "onednn":
+            recording = with_packed_weights(recording)
     else:
         with refusing_compilers("the model"):
             call = compile_module(
