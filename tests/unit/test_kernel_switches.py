@@ -36,6 +36,7 @@ from nimble_jobs.planner.keys.options import BuildOptions, option_parts, options
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.step import forward_parts
 from nimble_jobs.planner.lookup.stored import Material
+from nimble_jobs.planner.search import search as searching
 from nimble_jobs.planner.sources import source as sources
 from nimble_jobs.planner.sources.source import AS_GIVEN, Source, Variants, record_source
 from nimble_jobs.planner.step import record as step_record
@@ -372,10 +373,25 @@ class Block(nn.Module):
     ],
 )
 def test_weights_are_neither_folded_nor_merged_if_that_is_off(off: Without, name: str) -> None:
-    options = BuildOptions(fold=True, streams=1, without=off)
-    built = build_best(Block().eval(), {"x": torch.randn(2, 3, 8, 8)}, "key", options, CPU)
+    assert candidates(fold=True, without=off | without(Kernel.PACKED))[-1] == name
+    assert candidates(fold=True, without=off)[-1] == name.replace("eager kernels", "oneDNN kernels over packed weights")
+
+
+def candidates(**named: Any) -> list[str]:
+    """The names of what a search on a CPU tries, in its order."""
+    x = torch.randn(2, 3, 8, 8)
+    built = build_best(Block().eval(), {"x": x}, "key", BuildOptions(streams=1, **named), CPU)
     built.close()
-    assert [c.name for c in built.schedule.candidates][-1] == name
+    return [c.name for c in built.schedule.candidates]
+
+
+def test_weights_are_packed_only_if_they_will_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that a program may change, not without compiled kernels, and not on a torch that was not tested."""
+    assert any("oneDNN" in name for name in candidates(fold=True))
+    assert not any("oneDNN" in name for name in candidates(fold=False))
+    assert not any("oneDNN" in name for name in candidates(fold=True, fuse="off"))
+    monkeypatch.setattr(searching, "tested_version", lambda: "torch 9 was not tested")
+    assert "oneDNN kernels over packed weights" in candidates(fold=True)
 
 
 def test_sources_of_a_compiler_carry_what_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
