@@ -11,7 +11,7 @@ class NimbleError(Exception):
 
     exit_code: ClassVar[int] = 1
     retryable: ClassVar[bool] = False  # may another attempt of the same job succeed?
-    ends_process: ClassVar[bool] = False  # must the process that met it run no other job?
+    ends_process: bool = False  # must the process that met it run no other job?
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (self.__doc__ or "").strip())

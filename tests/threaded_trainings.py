@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +32,7 @@ class Team:
         self._session, self._count, self._meeting = session, count, Path(folder) / "meeting"
         self._threads: list[threading.Thread] = []
         self.errors: list[BaseException] = []
+        self.said: list[Mapping[str, Any]] = []
 
     def meet(self, order: Mapping[str, Any], device: torch.device, check: Callable[[], None]) -> Gang:
         """As `Followers.meet`."""
@@ -43,6 +44,10 @@ class Team:
             thread.start()
             assert ready.wait(_LONG_S), self.errors
         return Gang.connect(self._meeting, 0, self._count, device, timeout_s=_LONG_S)
+
+    def telling(self) -> AbstractContextManager[None]:
+        """As `Followers.telling`."""
+        return nullcontext()
 
     def join(self) -> None:
         """Wait for all of them."""
@@ -68,7 +73,12 @@ class Team:
                     meeting=str(self._meeting),
                     timeout_s=_LONG_S,
                 )
-                follower.take_part(part, context, lambda: dict(order), lambda _: ready.set())
+
+                def say(line: Mapping[str, Any]) -> None:
+                    self.said.append(line)
+                    ready.set()
+
+                follower.take_part(part, context, lambda: dict(order), say)
         except BaseException as e:  # noqa: BLE001 - the leader hears of it
             self.errors.append(e)
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from nimble_jobs.device_errors import device_error
 from nimble_jobs.engine.bind import Bound, arena_plan, bind, planned_bytes
 from nimble_jobs.engine.captures import UNCAPTURED, cleared_if_failed
 from nimble_jobs.engine.device import able, synchronize
@@ -69,7 +70,10 @@ def capture(
             if able(device).graphs
             else _CallInstance(bound, planned_bytes(program, plan, memory, device))
         )
-    except torch.OutOfMemoryError as e:
+    except RuntimeError as e:
+        # Libraries besides torch's allocator say it in words of their own, and other ranks wait for what this one does.
+        if isinstance(e, OutOfMemory) or not isinstance(device_error(e), OutOfMemory):
+            raise
         raise OutOfMemory(f"not enough memory on {device} to capture the schedule: {e}") from e
 
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from nimble_jobs.device_errors import device_error
 from nimble_jobs.engine.private.groups import all_reduce
-from nimble_jobs.errors import EngineError, RankLost
+from nimble_jobs.errors import EngineError, NimbleError, OutOfMemory, RankLost
 from nimble_jobs.schedule import ALL_REDUCE
 
 _NAMESPACE = "nimble_jobs"
@@ -36,7 +37,7 @@ _LOCAL = _Local()
 def all_reduce_(bucket: torch.Tensor, turn: torch.Tensor) -> None:
     """Sum `bucket` over all ranks, in place; `turn` is the same tensor in all calls of a program.
 
-    Raises RankLost if another rank is gone, and EngineError outside of `together` and `rehearsing`.
+    Raises RankLost if another rank is gone, OutOfMemory, and EngineError outside of `together` and `rehearsing`.
     """
     torch.ops.nimble_jobs.all_reduce_(bucket, turn)
 
@@ -69,11 +70,17 @@ def _sum(bucket: torch.Tensor, turn: torch.Tensor) -> None:
     try:
         all_reduce(_LOCAL.group, bucket)
     except RuntimeError as e:
-        raise RankLost(f"another rank of the training is gone or does not answer: {_line(e)}") from e
+        raise failed_exchange(e, str(bucket.device)) from e
 
 
-def _line(error: RuntimeError) -> str:
-    return str(error).strip().partition("\n")[0]
+def failed_exchange(error: RuntimeError, place: str) -> NimbleError:
+    """What it means that an exchange with the other ranks failed on the device `place`: either this rank lacks memory,
+    for instance for NCCL's buffers, or another one is gone.
+    """
+    line = str(error).strip().partition("\n")[0]
+    if isinstance(device_error(error), OutOfMemory):
+        return OutOfMemory(f"not enough memory on {place} to exchange values with the other ranks: {line}")
+    return RankLost(f"another rank of the training is gone or does not answer: {line}")
 
 
 _LIBRARY.impl("all_reduce_", _sum, "CompositeExplicitAutograd")

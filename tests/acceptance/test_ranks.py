@@ -16,6 +16,7 @@ from nimble_jobs import client
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads.training.ranks.followers import PROGRAM
 from tests import prefork
 from tests.trainings import digests, lay_out
@@ -56,6 +57,32 @@ train:
   epochs: 20
   checkpoint: {every_steps: 20}
 run: {device: cpu, gpus: 2, retry: {initial: 0.1}}
+"""
+SHORT = """
+import torch
+from torch import nn
+from nimble_jobs.engine import collectives
+
+
+@torch.library.custom_op("nimble_tests::fits", mutates_args=())
+def fits(x: torch.Tensor) -> torch.Tensor:
+    group = collectives._LOCAL.group
+    if group is not None and group.rank() == 1:
+        raise RuntimeError("CUDA error: out of memory")
+    return x.clone()
+
+
+fits.register_fake(torch.empty_like)
+fits.register_autograd(lambda ctx, gradient: gradient)
+
+
+class Fits(nn.Module):
+    def forward(self, x):
+        return fits(x)
+
+
+def net():
+    return nn.Sequential(nn.Flatten(), Fits(), nn.Linear(64, 4))
 """
 
 
@@ -111,3 +138,18 @@ def test_a_rank_that_is_killed_ends_the_attempt_and_the_next_one_goes_on_exactly
         assert events["ranks"].message == "trains on 2 devices: cpu, cpu"
         assert left is None
     assert digests(tmp_path / "out/net") == digests(tmp_path / "out/whole")
+
+
+@pytest.mark.timeout(300)
+def test_a_rank_with_too_little_memory_for_the_joint_capture_is_named(tmp_path: Path) -> None:
+    """Alone it had enough. The first rank waits for its sum meanwhile, and sees only that it is gone."""
+    lay_out(tmp_path)
+    (tmp_path / "ranks.py").write_text(SHORT)
+    spec = tmp_path / "net.yaml"
+    spec.write_text(SPEC)
+    overrides = ["schedule.on_miss=build", "schedule.streams=1", "schedule.fuse=off"]
+    with open_store(resolve(str(tmp_path / "home"))) as store:
+        job = client.submit(spec, overrides=overrides, store=store, allow_python=[tmp_path], foreground=True)
+        done = run_inline(store, job.id)
+    assert done.state is JobState.FAILED
+    assert done.error == "rank 1 (cpu): not enough memory on cpu to capture the schedule: CUDA error: out of memory"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import JobFailed, UsageError
+from nimble_jobs.planner.step.eager import EagerStep
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import Stop
@@ -143,6 +145,28 @@ def test_bad_records_are_counted_once_and_known_to_all(folder: Path, threaded_ra
         found.append([line["loss"] for line in metrics(wanted.output.path, "step")])
     # In the second epoch one is bad in the last batch, which has a record less on two devices; its loss is the last.
     assert found[1][:-1] == pytest.approx(found[0][:-1], rel=ROUNDING)
+
+
+def test_a_rank_says_why_it_fails_before_it_undoes_anything(
+    folder: Path, threaded_ranks: list[Team], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is undone may wait for a device, and so for ranks that wait for this one."""
+    said_when_closed: list[bool] = []
+    close = EagerStep.close
+
+    def noted(step: EagerStep) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            said_when_closed.append(any("error" in line for line in threaded_ranks[0].said))
+        close(step)
+
+    monkeypatch.setattr(EagerStep, "close", noted)
+    with pytest.raises(JobFailed):
+        Attempt(spec(folder, "told", factory="Counts", schedule__on_miss="eager")).run()
+    threaded_ranks[0].join()
+    assert said_when_closed
+    assert all(said_when_closed)
+    (told,) = [line["error"] for line in threaded_ranks[0].said if "error" in line]
+    assert told["kind"] == "JobFailed"
 
 
 @pytest.mark.parametrize("total", [0, 1, 2, 3, 8, 16, 17, 19, 23, 24])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -50,6 +50,9 @@ class Team(Protocol):
 
     def meet(self, order: Mapping[str, Any], device: torch.device, check: Callable[[], None]) -> Gang:
         """Connect, once all ranks have prepared their steps. The leader's `order` says how its steps run."""
+
+    def telling(self) -> AbstractContextManager[None]:
+        """Inside, a rank that fails says why at once. What is undone then may wait for ranks that wait for this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,7 @@ def prepared(
         if team is not None:
             gang = team.meet({"eager": runs_in_eager(steps)}, device, lambda: go_on(context))
             stack.enter_context(gang.summing())
+            stack.enter_context(team.telling())
             steps = held.steps = joined(ready, steps, gang)
         summary = prepare.summary_of_all(ready, steps, device)
         if gang is not None:

@@ -11,8 +11,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import closing, redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ import torch
 
 from nimble_jobs import spec as specs
 from nimble_jobs.decoding.pool import Decoders
+from nimble_jobs.device_errors import device_error, words
 from nimble_jobs.engine import device as devices
-from nimble_jobs.errors import CheckpointGone, Damaged, DeviceFault, JobFailed, NimbleError, OutOfMemory, first_line
+from nimble_jobs.errors import CheckpointGone, Damaged, JobFailed, NimbleError
 from nimble_jobs.orphans import die_with
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.switches import as_in_training
@@ -62,7 +63,7 @@ def main() -> int:
             follow(_hear, say)
     except BaseException as e:
         logging.getLogger(__name__).warning("this rank ends", exc_info=e)
-        say({"error": told_as(_explained(e))})
+        _tell(say, e)
         return _FAILED
     return 0
 
@@ -128,6 +129,14 @@ class _Team:
         self._say({"ready": True})
         return Gang.connect(Path(part.meeting), part.rank, part.count, device, timeout_s=part.timeout_s)
 
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as e:
+            _tell(self._say, e)
+            raise
+
 
 def _train(reading: Reading, plan: Plan, ready: Ready) -> None:
     gang, spec = ready.gang, reading.spec
@@ -160,14 +169,16 @@ def _hear() -> dict[str, Any]:
     return heard
 
 
+def _tell(say: Say, error: BaseException) -> None:
+    """Tell the leader why this rank ends."""
+    say({"error": told_as(_explained(error))})
+
+
 def _explained(error: BaseException) -> NimbleError:
-    if isinstance(error, NimbleError):
-        return error
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return OutOfMemory(first_line(error))
-    if isinstance(error, torch.AcceleratorError):
-        return DeviceFault(first_line(error))
-    return JobFailed(first_line(error))
+    known = device_error(error)
+    if known is not None:
+        return known
+    return error if isinstance(error, NimbleError) else JobFailed(words(error))
 
 
 if __name__ == "__main__":

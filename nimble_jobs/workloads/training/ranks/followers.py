@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +25,8 @@ from typing import Any, Self
 import torch
 
 from nimble_jobs import errors
-from nimble_jobs.errors import JobFailed, NimbleError, RankLost
+from nimble_jobs.device_errors import device_error
+from nimble_jobs.errors import DeviceFault, JobFailed, NimbleError, RankLost, first_line
 from nimble_jobs.workloads.training.ranks.gang import Gang
 
 log = logging.getLogger(__name__)
@@ -57,7 +59,7 @@ class Followers:
         """`folder` holds their meeting, and is removed afterwards."""
         self._folder = folder
         self._running: list[_Follower] = []
-        self._closing = False
+        self._closing = self._aborted = False
         self._meeting, self._timeout_s, self._count = Path(parts[0].meeting), parts[0].timeout_s, parts[0].count
         try:
             for part in parts:
@@ -82,10 +84,15 @@ class Followers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        told = self._told() if isinstance(error, RankLost) else None
-        self._end(at_once=error is not None)
+        if error is None:
+            self._end(at_once=False)
+            return
+        told = self._told() if self._follows(error) else None
+        self._end()
         if told is not None:
-            raise told from error
+            log.warning("%s; the reason is %s", first_line(error), told)
+            told.ends_process = True  # as with RankLost
+            raise told from None  # the leader's error only follows from it
 
     def meet(self, order: Mapping[str, Any], device: torch.device, check: Callable[[], None]) -> Gang:
         """Tell all what the leader's step is, wait until they have theirs, and connect.
@@ -100,25 +107,47 @@ class Followers:
         threading.Thread(target=self._watch, args=(gang,), name="nimble-ranks", daemon=True).start()
         return gang
 
+    def telling(self) -> AbstractContextManager[None]:
+        """The leader has nobody to tell: the job ends with its error."""
+        return nullcontext()
+
     def _watch(self, gang: Gang) -> None:
-        """End what the leader's device waits for once a rank has died. Its host hears of that from the connection."""
+        """End what the leader waits for once a rank has failed: on its device by ending the sums, on its host by ending
+        that rank's process, whose connections then close.
+        """
         while not self._closing:
-            if any(follower.process.poll() is not None for follower in self._running) and not self._closing:
-                log.warning("a process of another rank has ended")
+            gone = [f for f in self._running if f.failure() is not None or f.process.poll() is not None]
+            if gone and not self._closing:
+                log.warning("rank %d has failed or ended", gone[0].rank)
+                # One that ended with 0 has done its part.
+                self._aborted = any(f.failure() is not None or f.process.poll() != 0 for f in gone)
                 gang.abort()
+                for follower in gone:
+                    follower.leave(_TELLING_S)
                 return
             time.sleep(_LOOK_S)
 
+    def _follows(self, error: BaseException) -> bool:
+        """Whether the leader's error may follow from another rank's: that rank no longer answers, or its sums ended."""
+        known = device_error(error)
+        return isinstance(known, RankLost) or (self._aborted and isinstance(known, DeviceFault))
+
     def _told(self) -> NimbleError | None:
-        """What a follower says of its failure, or which of them died; None if all of them live."""
-        until = time.monotonic() + _TELLING_S
+        """Why a follower failed, or which of them died; None if all of them live.
+
+        Those that only lost another rank say so first if that one is slow.
+        """
+        until, lost = time.monotonic() + _TELLING_S, None
         while True:
-            told = [failure for f in self._running if (failure := f.failure()) is not None]
-            if told:
-                return told[0]
-            silent = [f for f in self._running if f.silent]
-            if len(silent) == len(self._running) or time.monotonic() > until:
-                return silent[0].died() if silent else None
+            for failure in [failure for f in self._running if (failure := f.failure()) is not None]:
+                if not isinstance(failure, RankLost):
+                    return failure
+                lost = lost or failure
+            dead = [f for f in self._running if f.silent and f.failure() is None]
+            if dead:
+                return dead[0].died()
+            if all(f.silent for f in self._running) or time.monotonic() > until:
+                return lost
             time.sleep(_LOOK_S)
 
     def _end(self, *, at_once: bool = True) -> None:
@@ -134,6 +163,8 @@ class _Follower:
 
     def __init__(self, part: Part) -> None:
         self.rank = part.rank
+        self._place = f"rank {part.rank} ({part.device})"
+        self._listening = threading.Lock()
         self._ready = False
         self._failure: NimbleError | None = None
         self._heard = bytearray()
@@ -169,6 +200,14 @@ class _Follower:
         """That it is gone, once it is silent."""
         return RankLost(f"the process of rank {self.rank} ended: {_ending(self.process.wait())}")
 
+    def leave(self, wait_s: float) -> None:
+        """Let it end by itself for a while, then kill it; its words are kept."""
+        try:
+            self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            log.warning("rank %d said why it fails, but does not end", self.rank)
+            self.process.kill()
+
     def failure(self, wait_s: float = 0.0) -> NimbleError | None:
         """What it has said of its failure so far."""
         self._listen(wait_s)
@@ -186,10 +225,15 @@ class _Follower:
             self.process.stdin.close()
         except OSError:  # what was not written any more
             log.debug("rank %d had not read all", self.rank)
-        os.close(self._ear)
-        self.silent = True
+        with self._listening:
+            os.close(self._ear)
+            self.silent = True
 
     def _listen(self, wait_s: float) -> None:
+        with self._listening:
+            self._hear(wait_s)
+
+    def _hear(self, wait_s: float) -> None:
         if self.silent or not select.select([self._ear], [], [], wait_s)[0]:
             return
         found = os.read(self._ear, 1 << 16)
@@ -200,8 +244,8 @@ class _Follower:
             self._heard = bytearray(rest)
             said = json.loads(line)
             self._ready = self._ready or "ready" in said
-            if "error" in said:
-                self._failure = _raised(self.rank, **said["error"])
+            if "error" in said and self._failure is None:
+                self._failure = _raised(self._place, **said["error"])
 
 
 def told_as(error: NimbleError) -> dict[str, str]:
@@ -209,10 +253,10 @@ def told_as(error: NimbleError) -> dict[str, str]:
     return {"kind": type(error).__name__, "message": str(error)}
 
 
-def _raised(rank: int, *, kind: str, message: str) -> NimbleError:
+def _raised(place: str, *, kind: str, message: str) -> NimbleError:
     """The error that a follower says, as the leader raises it."""
     found = getattr(errors, kind, JobFailed)
-    text = f"rank {rank}: {message}"
+    text = f"{place}: {message}"
     try:
         return found(text) if issubclass(found, NimbleError) else JobFailed(text)
     except TypeError:  # one that takes more than a message

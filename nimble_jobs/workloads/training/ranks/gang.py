@@ -16,7 +16,6 @@ import torch
 from nimble_jobs.engine import collectives
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.private import groups
-from nimble_jobs.errors import RankLost
 
 LEADER = 0
 
@@ -33,7 +32,7 @@ class Gang:
 
     @staticmethod
     def connect(meeting: Path, rank: int, count: int, device: torch.device, *, timeout_s: float) -> Gang:
-        """Meet the other ranks at a file. Raises RankLost if they do not come within `timeout_s`."""
+        """Meet the other ranks at a file. Raises RankLost if they do not come within `timeout_s`, and OutOfMemory."""
 
         def made() -> Gang:
             host = groups.host_group(meeting, rank, count, timeout_s=timeout_s)
@@ -41,7 +40,7 @@ class Gang:
             on_device = groups.device_group(meeting, rank, count, device, timeout_s=timeout_s) if gpus else None
             return Gang(rank, count, host, on_device)
 
-        return _answered(made)
+        return _answered(made, str(device))
 
     @property
     def leads(self) -> bool:
@@ -78,9 +77,8 @@ class Gang:
             groups.abort(self._device)
 
 
-def _answered(call: Callable[[], T]) -> T:
+def _answered(call: Callable[[], T], place: str = "the host") -> T:
     try:
         return call()
     except RuntimeError as e:
-        line = str(e).strip().partition("\n")[0]
-        raise RankLost(f"another rank of the training is gone or does not answer: {line}") from e
+        raise collectives.failed_exchange(e, place) from e
