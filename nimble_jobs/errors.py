@@ -157,6 +157,12 @@ class RankLost(NimbleError, RuntimeError):
     ends_process = True  # what the others wait for on the device may never come
 
 
+class DevicesTaken(JobFailed):
+    """Ranks of other jobs have devices that the job needs."""
+
+    retryable = True
+
+
 class StoreError(NimbleError, RuntimeError):
     """The state folder or its database cannot be used."""
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from nimble_jobs import spec as specs
-from nimble_jobs.errors import JobFailed, UsageError
+from nimble_jobs.errors import DevicesTaken, JobFailed, UsageError
 from nimble_jobs.planner.step.eager import EagerStep
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
@@ -188,7 +188,7 @@ def test_shares_are_the_whole(total: int, at_least: int) -> None:
 def test_gpus_of_others_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a worker's GPU nor that of another job's rank is taken; too few are refused, and why."""
     mine = torch.device("cuda", 0)
-    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(4)])
+    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(5)])
     with open_store(resolve(str(tmp_path))) as store, store.workers.hold({"device": "cuda:1"}) as worker:
         with places(store, mine, 2) as found:
             assert found == ["cuda:0", "cuda:2"]
@@ -196,17 +196,41 @@ def test_gpus_of_others_are_left_alone(tmp_path: Path, monkeypatch: pytest.Monke
                 assert others == ["cuda:1", "cuda:3"]
                 refusal = (
                     "run.gpus: found 2, but only 1 CUDA device of this machine can be had: cuda:0 is taken by another "
-                    f"job's rank; cuda:1 is worker {worker.id}'s; cuda:3 is taken by another job's rank; expected "
-                    "fewer, or workers for fewer devices"
+                    f"job's rank; cuda:1 is worker {worker.id}'s; cuda:2 is taken by another job's rank; "
+                    "cuda:3 is taken by another job's rank; expected fewer, or workers for fewer devices"
                 )
-                with (
-                    pytest.raises(JobFailed, match=re.escape(refusal)),
-                    places(store, torch.device("cuda", 2), 2),
-                ):
+                last = torch.device("cuda", 4)
+                with pytest.raises(DevicesTaken, match=re.escape(refusal)) as caught, places(store, last, 2):
                     raise AssertionError
-        too_many = re.escape("run.gpus: found 5, but this machine has 4 CUDA devices")
-        with pytest.raises(UsageError, match=too_many), places(store, mine, 5):
+                assert caught.value.retryable  # other jobs end
+        too_few = "only 4 CUDA devices of this machine can be had: cuda:1 is"
+        with pytest.raises(JobFailed, match=too_few) as never, places(store, mine, 5):
             raise AssertionError
+        assert not never.value.retryable
+        too_many = re.escape("run.gpus: found 6, but this machine has 5 CUDA devices")
+        with pytest.raises(UsageError, match=too_many), places(store, mine, 6):
+            raise AssertionError
+
+
+def test_a_leader_whose_own_gpu_is_another_jobs_leaves_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That job was there before the leader's worker was started, and may need all of the memory. Later it has ended."""
+    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(4)])
+    with open_store(resolve(str(tmp_path))) as store:
+        late = torch.device("cuda", 1)
+        with places(store, torch.device("cuda", 0), 2) as found:
+            assert found == ["cuda:0", "cuda:1"]
+            refusal = "run.gpus: cuda:1, on which this job runs, is taken by another job's rank"
+            with (
+                store.workers.hold({"device": "cuda:1"}),
+                pytest.raises(DevicesTaken, match=refusal) as caught,
+                places(store, late, 2),
+            ):
+                raise AssertionError
+            assert caught.value.retryable
+        with places(store, late, 2) as found:
+            assert found == ["cuda:1", "cuda:0"]
 
 
 def test_more_ranks_than_cores_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 import torch
 
 from nimble_jobs.engine.device import able, present
-from nimble_jobs.errors import JobFailed, UsageError
+from nimble_jobs.errors import DevicesTaken, JobFailed, UsageError
 from nimble_jobs.plural import count as counted
 from nimble_jobs.store import Store
 from nimble_jobs.store.locks import EXCLUSIVE, Lock
@@ -19,8 +19,9 @@ from nimble_jobs.store.locks import EXCLUSIVE, Lock
 def places(store: Store, device: torch.device, count: int) -> Iterator[list[str]]:
     """`count` devices, the leader's own first. GPUs of other workers, and of other jobs' ranks, are left alone.
 
-    On a CPU all ranks share its cores. Raises UsageError if this machine has too few devices, and JobFailed if too few
-    of them are free.
+    On a CPU all ranks share its cores. Raises UsageError if this machine has too few devices; if too few of them are
+    free, DevicesTaken where it takes only other jobs to end, and JobFailed otherwise. The leader computes on its own
+    device and on no other, so it is DevicesTaken, too, if a rank was on that before.
     """
     if not able(device).separate_memory:
         cores = len(os.sched_getaffinity(0))
@@ -32,23 +33,34 @@ def places(store: Store, device: torch.device, count: int) -> Iterator[list[str]
     if count > len(there):
         raise UsageError(f"run.gpus: found {count}, but this machine has {counted(len(there), 'CUDA device')}")
     held = {worker.device: worker.id for worker in store.workers.live() if store.workers.here(worker)}
+
+    def taken(name: str) -> bool:
+        """Whether another job has it. If not, no other job takes it from now on."""
+        lock = locks.enter_context(closing(Lock(store.home / "workers" / f"rank-{name.replace(':', '-')}.lock")))
+        return not lock.take(EXCLUSIVE)
+
     with ExitStack() as locks:
-        chosen, taken = [str(device)], list[str]()
-        for other in (str(device), *(name for name in there if name != str(device))):
+        own = str(device)
+        if taken(own):
+            raise DevicesTaken(
+                f"run.gpus: {own}, on which this job runs, is taken by another job's rank, which was there before; "
+                "expected a worker on another device, or a later attempt"
+            )
+        chosen, refused, busy = [own], list[str](), 0
+        for other in (name for name in there if name != own):
             if len(chosen) == count:
                 break
-            lock = locks.enter_context(closing(Lock(store.home / "workers" / f"rank-{other.replace(':', '-')}.lock")))
-            if other == str(device):
-                lock.take(EXCLUSIVE)  # so that no other job takes it; this one has it anyway
-            elif other in held:
-                taken.append(f"{other} is worker {held[other]}'s")
-            elif not lock.take(EXCLUSIVE):
-                taken.append(f"{other} is taken by another job's rank")
+            if other in held:
+                refused.append(f"{other} is worker {held[other]}'s")
+            elif taken(other):
+                refused.append(f"{other} is taken by another job's rank")
+                busy += 1
             else:
                 chosen.append(other)
         if len(chosen) < count:
-            raise JobFailed(
+            passes = len(chosen) + busy >= count
+            raise (DevicesTaken if passes else JobFailed)(
                 f"run.gpus: found {count}, but only {counted(len(chosen), 'CUDA device')} of this machine can be had: "
-                f"{'; '.join(taken)}; expected fewer, or workers for fewer devices"
+                f"{'; '.join(refused)}; expected fewer, or workers for fewer devices"
             )
         yield chosen
