@@ -19,13 +19,14 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import StoreError, StoreGone, StoreTrouble
 from nimble_jobs.patience import Lent
-from nimble_jobs.store import migrations, postgres, sqlite, totals
+from nimble_jobs.store import migrations, postgres, sqlite, totals, uses
 from nimble_jobs.store.tables import Base
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 FileId = tuple[int, int]  # device, inode
+Work = Callable[[Session], object]
 
 BUSY_TIMEOUT_S = 5.0  # how long SQLite waits for a lock
 PATIENCE_S = 30.0  # how long a transaction is retried in all
@@ -60,7 +61,8 @@ class Database:
         self._file: FileId | None = None  # device and inode of the open SQLite file
         self._reopening = threading.Lock()
         self._pid = os.getpid()
-        self._soon: list[tuple[Callable[[Session], object], bool]] = []  # with their `beside`
+        self._soon: list[tuple[Work, bool]] = []  # with their `beside`
+        self._with_totals: list[Work] = []
         self._soon_lock = threading.Lock()
         self._identity: str | None = None
         if self.is_sqlite:
@@ -82,9 +84,9 @@ class Database:
 
         `single`: it is one statement. SQLite is then spared a BEGIN, which costs as much as a small statement.
         """
-        if self._soon:
+        if self._soon or self._with_totals:
             with suppress(StoreTrouble):  # pending writes can wait; the read does not depend on them
-                self._try(lambda: self._write(lambda _session: None, beside=True))
+                self._try(self._flush)
         reader = self._single if single else self._reader
         return self._patience.through(lambda: self._try(lambda: self._read(work, reader)))
 
@@ -97,13 +99,23 @@ class Database:
         """
         return self._patience.through(lambda: self._try(lambda: self._write(work, beside=beside)))
 
-    def write_soon(self, work: Callable[[Session], object], *, beside: bool = False) -> None:
+    def write_soon(self, work: Work, *, beside: bool = False) -> None:
         """Run `work` in this object's next transaction. For writes that may be lost if the process dies.
 
         Each commit waits for the disk several times, which is most of the cost of a small job. `beside`: as in `write`.
         """
         with self._soon_lock:
             self._soon.append((work, beside))
+
+    def write_with_totals(self, work: Work) -> None:
+        """As `write_soon`, with the next transaction that adds to `totals`, runs alone, or is there for pending writes.
+
+        For counters that nearly every job changes. A transaction keeps such a row until it is committed, so on
+        PostgreSQL those that change it are committed one after another. `totals` has such rows in any case, and its
+        transactions, the ends of attempts, pay for that once. `work` locks no rows but by `uses`.
+        """
+        with self._soon_lock:
+            self._with_totals.append(work)
 
     def migrate(self) -> None:
         """Bring the tables to the newest version. Cheap if they have it. Raises StoreError for an unfit server."""
@@ -161,8 +173,8 @@ class Database:
         """Do pending writes, and close every connection."""
         mine = os.getpid() == self._pid
         try:
-            if mine and self._soon:
-                self.write(lambda _session: None)
+            if mine and (self._soon or self._with_totals):
+                self._patience.through(lambda: self._try(self._flush))
         finally:
             self._engine.dispose(close=mine)
 
@@ -170,9 +182,14 @@ class Database:
         with Session(reader, autoflush=False) as session:
             return work(session)
 
-    def _write(self, work: Callable[[Session], T], *, beside: bool) -> T:
+    def _flush(self) -> None:
+        self._write(lambda _session: None, beside=True, counters=True)
+
+    def _write(self, work: Callable[[Session], T], *, beside: bool, counters: bool = False) -> T:
+        """`counters`: also what waits for a transaction with totals."""
         for check in self.fences:
             check()
+        counted: list[Work] = []
         with self._soon_lock:
             earlier, self._soon = self._soon, []
         beside = beside and all(also for _, also in earlier)
@@ -181,13 +198,32 @@ class Database:
             with Session(writer, expire_on_commit=False, info=self.info) as session, session.begin():
                 for each, _ in earlier:
                     each(session)
+                if not beside:  # `work` may remove what is counted
+                    counted += self._count(session)
                 result = work(session)
+                if counters or totals.noted(session):
+                    counted += self._count(session)
                 totals.write(session)
                 return result
         except BaseException:
             with self._soon_lock:
                 self._soon[:0] = earlier
+                self._with_totals[:0] = counted
             raise
+
+    def _count(self, session: Session) -> list[Work]:
+        """Do what `write_with_totals` was given, and return it."""
+        with self._soon_lock:
+            pending, self._with_totals = self._with_totals, []
+        try:
+            for each in pending:
+                each(session)
+            uses.write(session)
+        except BaseException:
+            with self._soon_lock:
+                self._with_totals[:0] = pending
+            raise
+        return pending
 
     def _try(self, transaction: Callable[[], T]) -> T:
         if os.getpid() != self._pid:

@@ -133,13 +133,13 @@ class Schedules:
         self._db.write(work)
 
     def touch(self, key: str, hit: Hit, now: float) -> None:
-        """Count a hit and its time, with the next transaction. Does nothing if the schedule is gone."""
+        """Count a hit and its time, at the latest when the attempt ends. Does nothing if the schedule is gone."""
         if hit is not Hit.MISS:
-            self._db.write_soon(lambda session: count_hit(session, key, hit, now))
+            self._db.write_with_totals(lambda session: count_hit(session, key, hit, now))
 
     def missed(self, reason: str, now: float) -> None:
-        """Count a miss and its reason, with the next transaction."""
-        self._db.write_soon(lambda session: count_miss(session, reason, now))
+        """Count a miss and its reason, at the latest when the attempt ends."""
+        self._db.write_with_totals(lambda session: count_miss(session, reason, now))
 
     def uses(self) -> Uses:
         """Counts of hits and misses since the state folder was made."""

@@ -57,6 +57,11 @@ def add(
     pending[key] = (before[0] + max(count, 0), before[1] + max(seconds, 0.0))
 
 
+def noted(session: Session) -> bool:
+    """Whether this session's transaction adds to a total."""
+    return bool(session.info.get(_PENDING))
+
+
 def write(session: Session) -> None:
     """Write what `add` has noted in this session. `Database` calls this before it commits."""
     pending: dict[Key, tuple[int, float]] = session.info.pop(_PENDING, {})

@@ -1,11 +1,17 @@
-"""Totals of hits and misses, which outlive the schedules."""
+"""Totals of hits and misses, which outlive the schedules.
+
+`count_hit` and `count_miss` only note a use. The database writes the uses of a transaction after all else but `totals`,
+in the order of their keys, so that transactions of a database with several writers lock the rows in one order.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
-from sqlalchemy import Double, Integer, Table, bindparam, select, update
+from sqlalchemy import Integer, Table, bindparam, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import Hit
@@ -13,9 +19,10 @@ from nimble_jobs.store.changes import run
 from nimble_jobs.store.tables import ScheduleRow, UseRow
 from nimble_jobs.store.words import words
 
+_PENDING = "nimble_jobs.uses"  # where a session keeps its uses until it writes them
 _REASON_LENGTH = 200
 _SCHEDULE_TABLE, _USE_TABLE = cast(Table, ScheduleRow.__table__), cast(Table, UseRow.__table__)
-_SCHEDULES, _USES = _SCHEDULE_TABLE.c, _USE_TABLE.c
+_SCHEDULES = _SCHEDULE_TABLE.c
 _USED = (
     update(_SCHEDULE_TABLE)
     .where(_SCHEDULES.key == bindparam("of_key"))
@@ -26,11 +33,8 @@ _USED = (
     )
     .returning(_SCHEDULES.build_s)
 )
-_MORE = (
-    update(_USE_TABLE)
-    .where(_USES.hit == bindparam("of_hit"), _USES.reason == bindparam("of_reason"))
-    .values(count=_USES.count + 1, saved_s=_USES.saved_s + bindparam("saved", type_=Double), last_at=bindparam("now"))
-)
+
+Use = tuple[str, Hit, str, float]  # key, hit, reason, time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +53,33 @@ class Uses:
 
 def count_hit(session: Session, key: str, hit: Hit, now: float) -> None:
     """Count a hit of a schedule, on its row and in the totals. Does nothing if the schedule is gone."""
-    build_s = run(session, _USED, of_key=key, now=now, resident=int(hit is Hit.RESIDENT)).scalar_one_or_none()
-    if build_s is not None:
-        _add(session, hit, "", now, saved_s=build_s)
+    session.info.setdefault(_PENDING, []).append((key, hit, "", now))
 
 
 def count_miss(session: Session, reason: str, now: float) -> None:
     """Count a miss by its reason, without the details after a colon."""
-    _add(session, Hit.MISS, words(reason).partition(":")[0][:_REASON_LENGTH], now)
+    reason = words(reason).partition(":")[0][:_REASON_LENGTH]
+    session.info.setdefault(_PENDING, []).append(("", Hit.MISS, reason, now))
+
+
+def write(session: Session) -> None:
+    """Write what was counted in this session. `Database` calls this."""
+    pending: list[Use] = session.info.pop(_PENDING, [])
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for key, hit, reason, now in sorted(pending, key=lambda use: use[0]):
+        saved_s: float | None = 0.0
+        if hit is not Hit.MISS:
+            of_key = {"of_key": key, "now": now, "resident": int(hit is Hit.RESIDENT)}
+            saved_s = run(session, _USED, **of_key).scalar_one_or_none()
+        if saved_s is None:
+            continue
+        new = {"hit": hit.value, "reason": reason, "count": 0, "saved_s": 0.0, "last_at": now}
+        row = rows.setdefault((hit.value, reason), new)
+        row |= {"count": row["count"] + 1, "saved_s": row["saved_s"] + saved_s, "last_at": max(row["last_at"], now)}
+    if rows:
+        connection = session.connection()
+        add = _ADD_POSTGRESQL if connection.dialect.name == "postgresql" else _ADD_SQLITE
+        connection.execute(add, [rows[name] for name in sorted(rows)])
 
 
 def total_uses(session: Session) -> Uses:
@@ -71,7 +94,11 @@ def total_uses(session: Session) -> Uses:
     )
 
 
-def _add(session: Session, hit: Hit, reason: str, now: float, *, saved_s: float = 0.0) -> None:
-    if not run(session, _MORE, of_hit=hit.value, of_reason=reason, saved=saved_s, now=now).rowcount:
-        session.add(UseRow(hit=hit.value, reason=reason, count=1, saved_s=saved_s, last_at=now))
-        session.flush()
+def _add(insert: Callable[..., Any]) -> Any:
+    new = insert(_USE_TABLE)
+    changes = {name: _USE_TABLE.c[name] + new.excluded[name] for name in ("count", "saved_s")}
+    changes["last_at"] = new.excluded.last_at
+    return new.on_conflict_do_update(index_elements=["hit", "reason"], set_=changes)
+
+
+_ADD_SQLITE, _ADD_POSTGRESQL = _add(sqlite.insert), _add(postgresql.insert)

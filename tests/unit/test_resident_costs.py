@@ -26,9 +26,10 @@ from tests.store_samples import queued
 # By their first table. A claim first asks whether a running job wants this device.
 CLAIM = ["SELECT jobs", "UPDATE jobs", "INSERT attempts", "INSERT events"]
 LOOK_UP = ["SELECT schedules"]
-SOON = ["UPDATE schedules", "UPDATE schedule_uses", "INSERT events", "INSERT events", "UPDATE jobs"]
+SOON = ["INSERT events", "INSERT events", "UPDATE jobs"]
 NOTE = [*SOON, "INSERT publications"]
-END = ["SELECT jobs", "UPDATE jobs", "UPDATE attempts", "INSERT events", "INSERT totals"]
+COUNT = ["UPDATE schedules", "INSERT schedule_uses", "INSERT totals"]
+END = ["SELECT jobs", "UPDATE jobs", "UPDATE attempts", "INSERT events", *COUNT]
 
 
 def submit(store: Store, folder: Path, name: str) -> None:
