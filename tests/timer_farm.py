@@ -1,7 +1,8 @@
 """Processes that fire timers and are killed: `python -m tests.timer_farm`, which reads a round a line.
 
-`HOME SEED TIMES` on stdin, TIMES being what the clock shows, one after the other, in Unix seconds. For each round it
-forks eight processes. Each opens the store, fires whatever is due by the round's clock, and now and then runs a job.
+`HOMES SEED TIMES` on stdin: state folders over one database, with a comma between them, and what the clock shows, one
+time after the other, in Unix seconds. For each round it forks eight processes, which take turns with the folders. Each
+opens the store, fires whatever is due by the round's clock, and now and then runs a job.
 It kills itself with SIGKILL before or after the statement that its seed chose, BEGIN and COMMIT included; then another
 one begins. After the last time one line on stdout says how many were killed.
 """
@@ -19,10 +20,11 @@ import sys
 import time
 import traceback
 from collections import Counter
+from itertools import cycle
 from pathlib import Path
 from typing import NoReturn
 
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, create_engine, event
 
 from nimble_jobs import spec as _spec  # noqa: F401  # imported before the forks, so that each starts fast
 from nimble_jobs.errors import StoreError
@@ -39,23 +41,27 @@ MOST_STATEMENTS = 80  # of a process that is killed
 
 def main() -> None:
     """Serve rounds until stdin ends."""
+    if database := os.environ.get("NIMBLE_JOBS_DB"):
+        create_engine(database).dispose()  # imports the driver before the forks
     for line in sys.stdin:
-        home, seed, *times = line.split()
-        print(json.dumps(play(Path(home), int(seed), [float(at) for at in times])), flush=True)
+        homes, seed, *times = line.split()
+        played = play([Path(home) for home in homes.split(",")], int(seed), [float(at) for at in times])
+        print(json.dumps(played), flush=True)
 
 
-def play(home: Path, seed: int, times: list[float]) -> dict[str, int]:
+def play(homes: list[Path], seed: int, times: list[float]) -> dict[str, int]:
     """One round."""
-    clock, kills = mmap.mmap(-1, 16), Counter[str]()
+    clock, kills, turns = mmap.mmap(-1, 16), Counter[str](), cycle(homes)
     chance = random.Random(seed)
     set_clock(clock, times[0])
 
     def start() -> int:
         dies = chance.randrange(1, MOST_STATEMENTS) if left > 0 else 0
-        return fork(home, clock, chance.randrange(1 << 30), dies, log.fileno())
+        return fork(next(turns), clock, chance.randrange(1 << 30), dies, log.fileno())
 
     left = KILLS
-    log = (home / "farm.log").open("ab")
+    path = homes[0] / "farm.log"
+    log = path.open("ab")
     running = {start() for _ in range(PROCESSES)}
     for at in times:
         set_clock(clock, at)
@@ -67,14 +73,14 @@ def play(home: Path, seed: int, times: list[float]) -> dict[str, int]:
                     continue
                 running.discard(pid)
                 left -= 1
-                assert os.WIFSIGNALED(status), (home / "farm.log").read_text()
+                assert os.WIFSIGNALED(status), path.read_text()
                 kills["kills"] += 1
                 running.add(start())
             time.sleep(0.001)
     set_clock(clock, OVER)
     for pid in running:
         _, status = os.waitpid(pid, 0)
-        assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0, (home / "farm.log").read_text()
+        assert os.WIFSIGNALED(status) or os.waitstatus_to_exitcode(status) == 0, path.read_text()
         kills["kills"] += os.WIFSIGNALED(status)
     log.close()
     return dict(kills)

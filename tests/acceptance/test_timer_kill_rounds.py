@@ -2,7 +2,8 @@
 row, and each submitted tick exactly one job.
 
 NIMBLE_JOBS_TIMER_ROUNDS sets the number of rounds, two by default and two hundred with --all; NIMBLE_JOBS_KILL_SEED
-the random moments. docs/measurements/timer-kill-rounds.md holds what was measured.
+the random moments. With NIMBLE_JOBS_KILL_DATABASE=postgresql the processes have two state folders over one database.
+docs/measurements/timer-kill-rounds.md holds what was measured.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ from nimble_jobs.store.open_jobs import WAITING_AT_MOST
 from nimble_jobs.store.tables import EventRow, JobRow
 from nimble_jobs.store.timer_tables import TickRow
 from nimble_jobs.timers.keep import rhythm_of
-from tests import prefork
+from tests import postgres, prefork
 from tests.seeds import seed
 from tests.timers import HOUR, MINUTE, NOON, add, fire
 from tests.waiting import PATIENCE_S
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_TIMER_ROUNDS"])
 SEED = seed()
+SHARED = os.environ.get("NIMBLE_JOBS_KILL_DATABASE") == "postgresql"
 TIMERS = 50
 STEPS = 2  # times that a round's clock shows
 JUMPS = {10 * MINUTE: 8, 20 * MINUTE: 4, HOUR: 2, 5 * HOUR: 1, -HOUR: 2}  # weights
@@ -112,6 +114,28 @@ def timers_in(folder: Path) -> Path:
     return home
 
 
+@contextmanager
+def database() -> Iterator[str | None]:
+    """In the environment of the block: PostgreSQL, if these rounds use it. Yields its URL."""
+    if not SHARED:
+        yield None
+        return
+    with postgres.schema() as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NIMBLE_JOBS_DB", url)
+        yield url
+
+
+def homes_of_round(folder: Path, url: str | None) -> list[Path]:
+    """New state folders with the timers of a round, and nothing else in their database."""
+    if url is None:
+        new = folder / "new"
+        return [shutil.copytree(new if new.exists() else timers_in(new), folder / "home")]
+    other = resolve(str(folder / "other"))
+    with open_store(other):  # makes the tables
+        postgres.empty(url)
+    return [timers_in(folder / "home"), other]
+
+
 def told(total: Counter[str]) -> str:
     return ", ".join(f"{count} {what}" for what, count in sorted(total.items()))
 
@@ -122,24 +146,26 @@ def test_eight_processes_fire_the_same_timers(capsys: Any) -> None:
     chance = random.Random(SEED)
     total, began = Counter[str](), time.monotonic()
     with (
+        database() as url,
         farm() as process,
         tempfile.TemporaryDirectory(
             prefix="nimble-timers-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
         ) as name,
     ):
-        new = timers_in(Path(name) / "new")
         for number in range(ROUNDS):
-            home = shutil.copytree(new, Path(name) / "home")
-            times = clock_of(chance)
-            print(home, chance.randrange(1 << 30), *times, file=process.stdin, flush=True)
+            homes = homes_of_round(Path(name), url)
+            home, times = homes[0], clock_of(chance)
+            print(",".join(map(str, homes)), chance.randrange(1 << 30), *times, file=process.stdin, flush=True)
             answer = process.stdout.readline()
             assert answer, (home / "farm.log").read_text()
             total.update(json.loads(answer))
             with open_store(home) as store:
+                assert store._database.is_sqlite is not SHARED
                 fire(store, times[-1])
                 total += verdicts(store, times[-1])
             total["rounds"] += 1
-            shutil.rmtree(home)
+            for each in homes:
+                shutil.rmtree(each)
             if ROUNDS > 10 and number % 5 == 4:
                 with capsys.disabled():
                     print(f"{number + 1} rounds, {time.monotonic() - began:.0f} s: {told(total)}", flush=True)
