@@ -21,6 +21,7 @@ from nimble_jobs.graph.buffers import with_buffers, without_unused
 from nimble_jobs.schedule import Arg, BufferKind, Program, Task, View
 
 _ACTIVATION = -2  # its position among the arguments of all of oneDNN's operators
+_ATTENTION = "aten._native_multi_head_attention."  # holds four products, which are recorded apart
 _DIMENSIONS = (4, 5)  # of convolutions that oneDNN packs
 
 
@@ -30,6 +31,14 @@ def with_packed_weights(recording: Recording) -> Recording:
         return recording
     program = _Pass(recording.program).run()
     return recording if program is None else replace(recording, program=program)
+
+
+def packs_weights(program: Program) -> bool:
+    """Whether a program, recorded from eager, has tasks that oneDNN could run over packed weights."""
+    weights = _Pass(program).weights
+    return has_onednn() and any(
+        t.op.startswith(_ATTENTION) or _convolution(t, weights) or _linear(t, weights) for t in program.tasks
+    )
 
 
 @contextlib.contextmanager
@@ -58,7 +67,7 @@ class _Pass:
         self._kind = {b.index: b.kind for b in program.buffers}
         written = {v.buffer for t in program.tasks for v in t.writes}
         fixed = {b.index for b in program.buffers if b.kind in (BufferKind.STATE, BufferKind.CONSTANT)}
-        self._weights = fixed - written
+        self.weights = fixed - written  # buffers
         self._last = {v.buffer: t.index for t in program.tasks for v in (*t.reads, *t.writes)}  # task that uses it
         self._last |= {port.view.buffer: len(program.tasks) for port in program.outputs}
         self._instead: dict[int, int] = {}  # by the buffer of a sum, the one that holds it now
@@ -70,7 +79,7 @@ class _Pass:
         """The program with oneDNN's tasks; None if it has none."""
         for before in self._program.tasks:
             task = with_buffers(before, self._now)
-            made = _convolution(task, self._weights) or _linear(task, self._weights)
+            made = _convolution(task, self.weights) or _linear(task, self.weights)
             if made is not None and self._whole(_result(made)) and self._fresh(_result(made)):
                 self._add(made)
                 self._open[_result(made).buffer] = _Open(len(self._tasks) - 1, made)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from nimble_jobs.engine import onednn, onednn_pass
 from nimble_jobs.engine.bind import Bound, arena_plan, bind, planned_bytes
 from nimble_jobs.engine.onednn import ADDED, CONVOLUTION, LINEAR, OPERATORS, packed_bytes
-from nimble_jobs.engine.onednn_pass import attention_in_parts, with_packed_weights
+from nimble_jobs.engine.onednn_pass import attention_in_parts, packs_weights, with_packed_weights
 from nimble_jobs.engine.record import Recording, record, state_of
 from nimble_jobs.graph import Analysis, check_plan
 from nimble_jobs.graph.buffers import without_unused
@@ -291,6 +291,8 @@ def test_weights_that_the_program_writes_are_not_packed() -> None:
 def test_products_of_two_inputs_are_left_alone() -> None:
     module, x = module_of(lambda _, x: x @ x.t()), torch.randn(4, 4)
     assert packed(module, x).program == recorded(module, x).program
+    assert not packs_weights(recorded(module, x).program)
+    assert packs_weights(recorded(nn.Sequential(nn.Linear(4, 4)).eval(), x).program)
 
 
 def test_nothing_is_packed_without_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -342,6 +342,7 @@ def test_a_cpu_has_layouts_and_folding_to_choose_from() -> None:
         f"{kernels}, 1 stream",
         f"{kernels}, channels-last, 1 stream",
         f"{kernels}, channels-last, folded, 1 stream",
+        "oneDNN kernels over packed weights, channels-last, folded, 1 stream",
     ]
     built.instance.inputs["x"].copy_(x)
     built.instance.replay()

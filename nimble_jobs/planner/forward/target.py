@@ -18,6 +18,7 @@ from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.observe import Observed
+from nimble_jobs.engine.onednn_pass import packs_weights
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.state import state_of
 from nimble_jobs.kernel_switches import Kernel
@@ -115,7 +116,7 @@ class ForwardTarget:
         if pairs or groups:
             sources.append(Source(kernels="eager", layout=layout, folded=pairs, merged=groups))
         for each in kernels:  # the same kernels do less work over folded weights
-            if each == "onednn" and not self._may_pack:
+            if each == "onednn" and not (self._may_pack and packs_weights(program)):
                 continue
             if each == "inductor" and layout == "given" and not groups and "epilogues" in kernels:
                 continue  # no image whose convolutions would lose by their epilogues: the other holds the same kernels
