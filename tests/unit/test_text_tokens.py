@@ -90,6 +90,34 @@ def test_very_long_texts_give_the_tokens_of_the_whole_text(tmp_path: Path, text:
     assert made([text]).cut == (len(whole) > 12)
 
 
+@pytest.mark.parametrize("truncate", ["end", "start"])
+@pytest.mark.parametrize("offsets", [False, True])
+@pytest.mark.parametrize("width", range(322, 332, 2))
+def test_a_word_at_the_cut_of_a_very_long_text_does_not_count(width: int, offsets: bool, truncate: Any) -> None:
+    """Half of a word may have many tokens although the whole one has a single one, because it is too long."""
+    vocabulary = {"[UNK]": 0, "the": 1, "ab": 2, "##ab": 3}
+    library = tokenizers.Tokenizer(
+        tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=60)
+    )
+    library.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    made = Tokenizer(library.to_str().encode(), TokenRules(limit=8, truncate=truncate, offsets=offsets), name="t")
+    library.enable_truncation(8, direction="right" if truncate == "end" else "left")
+    few, many = "the the the", "the " * 20
+    text = f"{few:<{width}}{'ab' * 80} {many}" if truncate == "end" else f"{many}{'ab' * 80}{few:>{width}}"
+    assert tokens(made, text) == [library.encode(text).ids]
+
+
+@pytest.mark.parametrize("length", range(600, 608))
+def test_a_long_run_of_one_character_keeps_the_tokens_of_its_end(length: int) -> None:
+    """Where tokens begin in it depends on where it begins."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.train_from_iterator(["aaaaaaaa"] * 9, tokenizers.trainers.BpeTrainer(vocab_size=6, show_progress=False))
+    made = Tokenizer(library.to_str().encode(), TokenRules(limit=8, truncate="start"), name="t")
+    library.enable_truncation(8, direction="left")
+    assert tokens(made, "a" * length) == [library.encode("a" * length).ids]
+
+
 def test_pairs_lose_tokens_of_the_longer_text_first(tmp_path: Path) -> None:
     """As transformers' longest_first does. The second text's tokens have type 1 if the model tells them apart."""
     made = tokenizer(tmp_path, limit=8, types=True)

@@ -93,6 +93,12 @@ def test_tokenizers_whose_words_depend_on_each_other_are_refused() -> None:
     assert Words.of(other) is None
 
 
+def test_a_vocabulary_without_unknown_words_may_lack_the_sample() -> None:
+    bases = tokenizers.Tokenizer(tokenizers.models.WordLevel({"c": 0, "g": 1}, unk_token="[UNK]"))
+    bases.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    assert texts_of(Tokenizer(bases.to_str().encode(), TokenRules(limit=8), name="t"), ["c g"]) == [[0, 1]]
+
+
 def test_words_are_collected_anew_once_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_WORDS", 3)
     made = wordpiece()

@@ -17,11 +17,12 @@ from typing import Any, Literal
 import numpy as np
 
 from nimble_jobs.data.text.values import Text, TokenIds
-from nimble_jobs.data.text.words import Words
+from nimble_jobs.data.text.words import BY_WORD, Words
 from nimble_jobs.errors import ModelError, first_line
 
-_MARGIN = 16  # tokens beyond the limit that are not affected by where a long text is cut
+_MARGIN = 16  # tokens beyond the limit that the part of a long text must have
 _CHARACTERS = 16  # of a token, at most, in what is tried first of a long text
+_GROWN = 16  # times as much; then a part is taken although where it is cut may affect its tokens
 _PIECE, _PIECE_OF_WORDS = 256, 1024  # records that are best tokenized at once
 _TRIED = 64  # texts that the library tokenizes, too, before words are relied on
 
@@ -219,19 +220,41 @@ class Tokenizer:
     def _shortened(self, text: str) -> tuple[str, bool, int]:
         """The part of a very long text that fills the limit, whether it is only a part, and where it begins.
 
-        The part grows until it has enough tokens. So memory is bounded, and the tokens are those of the whole text.
+        The part grows until it has enough tokens that are those of the whole text. So memory is bounded, except for
+        texts that have few tokens for their length.
         """
-        size = _CHARACTERS * (self.rules.limit + _MARGIN)
+        size = smallest = _CHARACTERS * (self.rules.limit + _MARGIN)
         while size < len(text):
             part = text[-size:] if self.rules.truncate == "start" else text[:size]
-            if self._count(part) > self.rules.limit + _MARGIN:
+            if self._settled(part, last_try=size >= _GROWN * smallest):
                 return part, True, len(text) - size if self.rules.truncate == "start" else 0
             size *= 4
         return text, False, 0
 
-    def _count(self, text: str) -> int:
-        words = self._words
-        return words.count(text) if words is not None else len(self._whole.encode(text, add_special_tokens=False).ids)
+    def _settled(self, part: str, *, last_try: bool) -> bool:
+        """Whether the tokens that the limit leaves of a part are those of the whole text.
+
+        What was cut off belongs to the word at the cut, so the tokens of all other words stay. If that word is too
+        long, as in texts without spaces, the tokens must be the same for a cut elsewhere, or it is the last try. A
+        model that replaces long words by one token gets no such chance.
+        """
+        start, enough = self.rules.truncate == "start", self.rules.limit + _MARGIN
+        words, space = self._words, part.find(" ") if start else part.rfind(" ")
+        if words is not None and space >= 0:
+            return words.count(part[space:] if start else part[:space]) > enough
+        made = self._whole.encode(part, add_special_tokens=False)
+        if len(made.ids) <= enough:
+            return False
+        edge = made.word_ids[0 if start else -1]
+        if sum(word != edge for word in made.word_ids) > enough:
+            return True
+        if type(self._whole.model).__name__ in BY_WORD:
+            return False
+        if last_try:
+            return True
+        other = self._whole.encode(part[1:] if start else part[:-1], add_special_tokens=False)
+        limit = self.rules.limit
+        return bool(made.ids[-limit:] == other.ids[-limit:] if start else made.ids[:limit] == other.ids[:limit])
 
     def _shortened_ids(self, ids: tuple[int, ...]) -> tuple[tuple[int, ...], bool]:
         """The known tokens that the limit leaves, and whether some are cut."""

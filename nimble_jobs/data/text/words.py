@@ -24,7 +24,7 @@ _MOST_CHARACTERS = 1 << 24  # of kept words
 _TRIAL = 1024  # new words before they are compared with those that were known
 _NEW = 1 / 3  # above this share of new words, the library is faster with whole texts
 _SAMPLE = "a"
-_MODELS = frozenset({"WordPiece", "WordLevel"})  # these see one word at a time
+BY_WORD = frozenset({"WordPiece", "WordLevel"})  # models that see one word at a time
 
 
 class _Known:
@@ -73,12 +73,15 @@ class Words:
     def of(cls, tokenizer: Any) -> Words | None:
         """For a `tokenizers.Tokenizer` without truncation and padding; None unless its words are independent."""
         splits, model = type(tokenizer.pre_tokenizer).__name__, type(tokenizer.model).__name__
-        if splits != "BertPreTokenizer" or model not in _MODELS or not _by_character(tokenizer.normalizer):
+        if splits != "BertPreTokenizer" or model not in BY_WORD or not _by_character(tokenizer.normalizer):
             return None
         added = tokenizer.get_added_tokens_decoder().values()
         if any(character.isspace() for token in added for character in token.content):
             return None
-        bare, whole = tokenizer.encode(_SAMPLE, add_special_tokens=False), tokenizer.encode(_SAMPLE)
+        try:
+            bare, whole = tokenizer.encode(_SAMPLE, add_special_tokens=False), tokenizer.encode(_SAMPLE)
+        except Exception:  # noqa: BLE001  # the library's, for a vocabulary with neither the sample nor an unknown word
+            return None
         mask = whole.special_tokens_mask
         begin = mask.index(0) if 0 in mask else 0
         stop = begin + len(bare.ids)
