@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from nimble_jobs.engine.fingerprints import fingerprints
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.modes import functions_off
 from nimble_jobs.engine.private.tensors import version
@@ -16,8 +17,8 @@ from nimble_jobs.engine.state import Snapshot, attributes, tensors_in
 class Carried:
     """A module as it was before a job's first batch.
 
-    Holds copies of tensors that are no parameters. A parameter is known by its version and by the sum of its bits, for
-    which all weights are read: see `weigh`.
+    Holds copies of tensors that are no parameters. A parameter is known by its version and by a fingerprint of its
+    bits, for which all weights are read: see `weigh`.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -25,13 +26,13 @@ class Carried:
         self._snapshot = Snapshot(module)
         self._tensors = {n: id(t) for n, t in tensors_in(module).items()}
         self._versions = _versions(module)
-        self._sums: dict[str, int | None] | None = None
+        self._weights: dict[str, int] | None = None
         self._attributes = attributes(module)
 
     def weigh(self) -> None:
-        """Sum the bits of parameters, once: to be called before the module is, in eager."""
-        if self._sums is None:
-            self._sums = _sums(self._module)
+        """Take the fingerprints of parameters, once: to be called before the module is, in eager."""
+        if self._weights is None:
+            self._weights = _weights(self._module)
 
     def put_back(self) -> bool:
         """Make the module what it was, if that can be done; whether it is."""
@@ -49,13 +50,13 @@ class Carried:
         changing = self._snapshot.resized() or next(iter(self._snapshot.changing(containers=True)), None)
         if changing is not None:
             return changing
-        weighed = self._sums is not None
+        weighed = self._weights is not None
         self.weigh()
-        assert self._sums is not None
+        assert self._weights is not None
         return (
             _differing(self._versions, _versions(self._module))
-            or (_differing(self._sums, _sums(self._module)) if weighed else None)
             or _differing(self._attributes, attributes(self._module))
+            or (_differing(self._weights, _weights(self._module)) if weighed else None)
         )
 
 
@@ -69,15 +70,11 @@ def _versions(module: nn.Module) -> dict[str, int | None]:
         return {n: None if p.is_inference() else version(p) for n, p in module.named_parameters()}
 
 
-def _sums(module: nn.Module) -> dict[str, int | None]:
-    """What another value of a parameter does not have: it may be written through `.data`, which counts no version."""
-    with torch.no_grad(), functions_off():
-        return {n: _sum(p) for n, p in module.named_parameters()}
+def _weights(module: nn.Module) -> dict[str, int]:
+    """A parameter may be written through `.data`, which counts no version. So its bits are read."""
+    return fingerprints({n: p for n, p in module.named_parameters() if _plain(p)})
 
 
-def _sum(parameter: torch.Tensor) -> int | None:
-    plain = type(parameter) is nn.Parameter and is_dense(parameter) and parameter.device.type != "meta"
-    if not plain or parameter.is_complex() or parameter.dtype is torch.bool:
-        return None
-    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
-    return int(parameter.detach().view(whole).sum())
+def _plain(parameter: torch.Tensor) -> bool:
+    whole = is_dense(parameter) and not parameter.is_quantized and parameter.device.type != "meta"
+    return whole and type(parameter) is nn.Parameter
