@@ -122,7 +122,7 @@ class SharedArtifacts:
 def _same(current: SharedFile | None, listed: SharedFile) -> bool:
     if current is None or current.modified_at is None or listed.modified_at is None:
         return False
-    return current.modified_at < listed.modified_at + _COARSE_S
+    return abs(current.modified_at - listed.modified_at) < _COARSE_S  # also if the place's clock was set back
 
 
 def _path(name: str) -> str:

@@ -194,6 +194,17 @@ def test_a_file_that_is_written_again_stays(store: Store, place: Place) -> None:
 
 
 @only_folder
+def test_a_file_that_is_written_again_by_a_clock_that_was_set_back_stays(store: Store, place: Place) -> None:
+    name = store.artifacts.put(b"again")
+    make_old(place, name)
+    found = look(store, young_s=YOUNG_S)
+    assert set(found.files) == {name}
+    make_old(place, name, by_s=2 * OLD_S)
+    assert remove_shared(store, found) == SharedRemoved()
+    assert place.names() == {name}
+
+
+@only_folder
 def test_a_build_makes_old_files_young(store: Store, place: Place, url: str, tmp_path: Path) -> None:
     """Another machine builds what was removed, and finds its file there: it writes it again before its row is there."""
     name = store.artifacts.put(b"again")
