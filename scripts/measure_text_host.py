@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     spec.write_text(SPEC.format(model=minilm(), texts=texts, out=folder / "out"))
     device, processor = StandIn(options.batch_ms / 1e3), Processor()
     with (
-        patch.object(Loaded, "run", lambda loaded, arrived, head=dict: device.run(loaded, arrived, head)),
+        patch.object(Loaded, "run", lambda loaded, arrived, head=dict, _=None: device.run(loaded, arrived, head)),
         patch.object(text_job, "separate_memory", lambda _: True),
         patch.object(text_job, "usable_cores", lambda: options.threads),
         patch.object(threading.Thread, "run", lambda thread: processor.thread(thread)),

@@ -14,15 +14,13 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from nimble_jobs.engine import enqueue
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.landings import Landings, Lane
 from nimble_jobs.engine.launch import flight_streams
-from nimble_jobs.engine.pinned import pinned_like
 from nimble_jobs.engine.seats import EagerSeat, ReplaySeat, Seat
 from nimble_jobs.engine.streams import take_for
 from nimble_jobs.engine.tail import Head
-from nimble_jobs.pipeline import Pool
 
 T = TypeVar("T")
 
@@ -79,14 +77,17 @@ class Flight:
         for seat in self._seats:
             seat.prepare(head)
 
-    def run(self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict) -> Generator[Landed[T]]:
+    def run(
+        self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict, landings: Landings | None = None
+    ) -> Generator[Landed[T]]:
         """Yield what `head` makes of each batch's outputs, on the host, in order. A batch of None has no outputs.
 
-        `head` runs on the device, after each batch. At most two batches may be held at a time. Raises what `head`
-        raises.
+        `head` runs on the device, after each batch. At most two batches may be held at a time, those of the flight that
+        had the `landings` before among them. Raises what `head` raises.
         """
         self.prepare(head)
-        free = Pool([_Lane(self._copy_out) for _ in range(self._under_way + _LANDED)])
+        landings = landings or Landings()
+        landings.make(self._under_way + _LANDED)
         busy: deque[_UnderWay[T]] = deque()
         turn = 0
         with torch.no_grad():
@@ -97,17 +98,19 @@ class Flight:
                     if batch is None:
                         busy.append(_UnderWay(beside=beside))
                         continue
-                    taken = free.take()
-                    assert taken is not None
-                    lane, release = taken
-                    lane.start(batch, self._seats[turn % len(self._seats)])
+                    lane, release = landings.take()
+                    try:
+                        lane.start(batch, self._seats[turn % len(self._seats)], self._copy_out)
+                    except BaseException:
+                        release()
+                        raise
                     turn += 1
                     busy.append(_UnderWay(beside=beside, batch=batch, lane=lane, release=release))
                 while busy:
                     yield busy.popleft().land()
             finally:
                 for one in busy:
-                    one.land()
+                    one.land().release()
 
     def _too_many_bytes(self, busy: Iterable[_UnderWay[T]]) -> bool:
         return self._most_bytes is not None and sum(one.bytes for one in busy) > self._most_bytes
@@ -117,7 +120,7 @@ class Flight:
 class _UnderWay(Generic[T]):
     beside: T
     batch: Arrived | None = None
-    lane: _Lane | None = None
+    lane: Lane | None = None
     release: Callable[[], None] = lambda: None
 
     @property
@@ -136,58 +139,3 @@ class _UnderWay(Generic[T]):
             upload_s=self.batch.upload_s(),
             download_s=self.lane.download_s(),
         )
-
-
-class _Lane:
-    """Host memory for the results of one batch, allocated with the first batch."""
-
-    def __init__(self, copy_out: torch.cuda.Stream) -> None:
-        self._copy_out = copy_out
-        self._host: dict[str, torch.Tensor] = {}
-        self._results: dict[str, torch.Tensor] = {}  # of the batch that was started last, on the host
-        self._made: Mapping[str, torch.Tensor] = {}  # the same on the device, while they are copied
-        self._began, self._computed, self._leaving, self._done = (
-            torch.cuda.Event(enable_timing=True) for _ in range(4)
-        )
-
-    @property
-    def bytes(self) -> int:
-        """The size of the results on the device."""
-        return sum(tensor.nbytes for tensor in self._made.values())
-
-    def start(self, batch: Arrived, seat: Seat) -> None:
-        """Queue the work on a batch and the copy of its results."""
-        out = self._copy_out
-        # Referenced until they are on the host: the allocator would give their memory to the seat's next batch, which
-        # does not wait for the copy stream.
-        self._made = seat.compute(batch, self._began)
-        enqueue.record(self._computed, seat.stream)
-        enqueue.wait(out, self._computed)
-        enqueue.record(self._leaving, out)
-        self._results = {name: self._copied(name, tensor) for name, tensor in self._made.items()}
-        enqueue.record(self._done, out)
-        seat.left = self._done
-
-    def _copied(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Host memory that a tensor is being copied to, or the tensor if it lies on the host."""
-        if tensor.device != self._copy_out.device:
-            return tensor
-        host = self._host.get(name)
-        if host is None or host.shape != tensor.shape or host.dtype != tensor.dtype:
-            host = self._host[name] = pinned_like(tensor)
-        enqueue.copy(host, tensor, self._copy_out)
-        return host
-
-    def wait(self) -> Mapping[str, torch.Tensor]:
-        """The results, once they are on the host."""
-        self._done.synchronize()
-        self._made = {}
-        return self._results
-
-    def replay_s(self) -> float:
-        """Device time in seconds from the beginning of the work on the batch to the results."""
-        return float(self._began.elapsed_time(self._computed)) / 1e3
-
-    def download_s(self) -> float:
-        """Time in seconds that the results took to the host."""
-        return float(self._leaving.elapsed_time(self._done)) / 1e3

@@ -31,9 +31,9 @@ def pin(memory: np.ndarray, device: torch.device) -> bool:
     return True
 
 
-def pinned_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Pinned memory for a copy of a tensor of a device."""
-    return torch.empty_like(tensor, device="cpu", pin_memory=True)
+def pinned_bytes(count: int) -> torch.Tensor:
+    """Pinned memory, uint8 [count]."""
+    return torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 def _unpin(address: int) -> None:

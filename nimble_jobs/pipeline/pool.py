@@ -1,4 +1,4 @@
-"""A fixed number of things that the stages of a pipeline share."""
+"""Things that the stages of a pipeline share, as many as there are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Pool(Generic[T]):
-    """A fixed number of items that stages take and give back, from any thread."""
+    """Items that stages take and give back, from any thread."""
 
     def __init__(self, things: Iterable[T]) -> None:
         self._things = tuple(things)
@@ -25,6 +25,18 @@ class Pool(Generic[T]):
     def free(self) -> int:
         """How many items are free."""
         return len(self._free)
+
+    def grow(self, things: Iterable[T]) -> None:
+        """Add items, which are free."""
+        with self._changed:
+            more = tuple(things)
+            self._things += more
+            self._free.extend(more)
+            self._changed.notify_all()
+
+    def __len__(self) -> int:
+        """How many items there are, free or not."""
+        return len(self._things)
 
     def begin(self) -> None:
         """Make all items free again. Items taken earlier may no longer be in use."""

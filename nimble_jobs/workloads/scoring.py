@@ -23,6 +23,7 @@ from nimble_jobs.data import AnyMember, AnyStaging
 from nimble_jobs.data.answers import Answers
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.flight import Landed
+from nimble_jobs.engine.landings import Landings
 from nimble_jobs.pipeline import Sink
 from nimble_jobs.planner import Prepared
 from nimble_jobs.workloads import moving
@@ -108,6 +109,7 @@ class Scoring:
         self.replays = 0  # batches that a schedule was replayed for; the others ran in eager
         self._heads, self._ends = heads_of(context.spec), ends
         self._open: Collected | None = None  # the shards that collect batches
+        self._landings = Landings()  # of the results of all lanes
 
     @property
     def prepared(self) -> Prepared:
@@ -183,7 +185,7 @@ class Scoring:
         while self._next is not None:
             lane = self.lanes[self._next[1].lane]
             lane.enter()
-            with closing(lane.prepared.loaded.run(self._turn(lane, source), self._heads)) as results:
+            with closing(lane.prepared.loaded.run(self._turn(lane, source), self._heads, self._landings)) as results:
                 for landed in results:
                     at = landed.beside.at
                     columns.put(self._counted(landed, lane))

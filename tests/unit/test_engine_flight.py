@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from operator import methodcaller
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from nimble_jobs.engine import enqueue, landings
 from nimble_jobs.engine import flight as flights
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.flight import Flight
+from nimble_jobs.engine.landings import Landings
 
 CPU = torch.device("cpu")
 
@@ -63,10 +67,10 @@ def _simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _device: Stream())
     monkeypatch.setattr(flights, "take_for", lambda _owner, _device: Stream())
-    monkeypatch.setattr(flights, "pinned_like", torch.empty_like)
-    monkeypatch.setattr(flights.enqueue, "copy", copy)
-    monkeypatch.setattr(flights.enqueue, "record", lambda event, stream: event.record(stream))
-    monkeypatch.setattr(flights.enqueue, "wait", lambda _stream, _event: None)
+    monkeypatch.setattr(landings, "pinned_bytes", lambda count: torch.empty(count, dtype=torch.uint8))
+    monkeypatch.setattr(enqueue, "copy", copy)
+    monkeypatch.setattr(enqueue, "record", lambda event, stream: event.record(stream))
+    monkeypatch.setattr(enqueue, "wait", lambda _stream, _event: None)
 
 
 def batches(count: int, said: list[str] | None = None) -> Iterator[tuple[Arrived, int]]:
@@ -158,13 +162,13 @@ def test_batches_without_records_keep_their_place() -> None:
 def test_a_failing_call_leaves_nothing_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier batches are waited for. If one of them turns out to have failed on the device, that is what is raised."""
     waited: list[int] = []
-    wait = flights._Lane.wait
+    wait = landings.Lane.wait
 
     def counted(lane: Any) -> Any:
         waited.append(1)
         return wait(lane)
 
-    monkeypatch.setattr(flights._Lane, "wait", counted)
+    monkeypatch.setattr(landings.Lane, "wait", counted)
 
     def module(x: torch.Tensor) -> torch.Tensor:
         if int(x[0]) == 1:
@@ -193,3 +197,94 @@ def test_an_early_end_waits_for_what_is_under_way() -> None:
     assert stream.queued
     running.close()
     assert not stream.queued
+
+
+def filled(count: int, size: int) -> Iterator[tuple[Arrived, int]]:
+    for number in range(count):
+        yield Arrived(x=torch.full((size,), float(number))), number
+
+
+def turn(kept: Landings, count: int, size: int) -> None:
+    """A flight of its own, for results of so many numbers. Two batches are held, also into the next turn."""
+    held: list[Callable[[], None]] = getattr(kept, "held", [])
+    for one in Flight.of_calls(lambda x: {"a": x, "b": x[:1]}, CPU).run(filled(count, size), landings=kept):
+        while len(held) > 1:
+            held.pop(0)()
+        assert one.outputs["a"].tolist() == [float(one.beside)] * size
+        assert one.outputs["b"].tolist() == [float(one.beside)]
+        held.append(one.release)
+    kept.held = held  # type: ignore[attr-defined]
+
+
+def test_host_memory_is_kept_for_buckets_that_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is bounded by the largest results, however many sizes there are."""
+    made: list[weakref.ref[np.ndarray]] = []
+
+    def pinned(count: int) -> torch.Tensor:
+        memory = np.empty(count, dtype=np.uint8)
+        made.append(weakref.ref(memory))
+        return torch.from_numpy(memory)
+
+    monkeypatch.setattr(landings, "pinned_bytes", pinned)
+    kept, sizes = Landings(), [3, 70, 500, 129, 1000, 64, 17]
+    lanes = flights._CALLS + flights._LANDED
+    for size in sizes:
+        turn(kept, 9, size)
+        alive = [memory.nbytes for ref in made if (memory := ref()) is not None]
+        memory = None
+        assert len(alive) <= 2 * lanes
+        assert sum(alive) <= lanes * (4096 + 4)
+    before = len(made)
+    for size in sizes * 3:
+        turn(kept, 9, size)
+    assert len(made) == before
+
+
+def test_more_lanes_are_made_only_for_flights_that_need_more() -> None:
+    kept = Landings()
+    for under_way, lanes in [(2, 4), (1, 4), (6, 8), (2, 8)]:
+        flight = Flight.of_calls(lambda x: x + 1, CPU)
+        flight._under_way = under_way
+        for one in flight.run(filled(20, 5), landings=kept):
+            assert one.outputs["output"].tolist() == [one.beside + 1.0] * 5
+            one.release()
+        assert len(kept._lanes) == kept._lanes.free == lanes
+
+
+def test_lanes_are_free_after_an_end_that_was_not_foreseen() -> None:
+    """A call that fails, and a generator that is closed early."""
+    kept = Landings()
+
+    def module(x: torch.Tensor) -> torch.Tensor:
+        if int(x[0]) == 3:
+            raise IndexError("no such word")
+        return x
+
+    running = Flight.of_calls(module, CPU).run(filled(9, 5), landings=kept)
+    with pytest.raises(IndexError, match="no such word"):
+        list(map(methodcaller("release"), running))
+    assert kept._lanes.free == 4
+    running = Flight.of_calls(lambda x: x, CPU).run(filled(9, 5), landings=kept)
+    next(running).release()
+    running.close()
+    assert kept._lanes.free == 4
+
+
+def test_results_keep_their_type_and_layout() -> None:
+    given: dict[str, torch.Tensor] = {
+        "channels last": torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        "flag": torch.tensor([True, False]),
+        "empty": torch.empty(0, 3),
+        "number": torch.tensor(3.0),
+        "half": torch.rand(3).to(torch.bfloat16),
+        "complex": torch.ones(3, dtype=torch.complex64),
+        "expanded": torch.rand(1).expand(4),
+    }
+    kept = Landings()
+    for _ in range(3):
+        for one in Flight.of_calls(lambda _: dict(given), CPU).run(filled(2, 1), landings=kept):
+            for name, tensor in given.items():
+                result = one.outputs[name]
+                assert torch.equal(result, tensor), name
+                assert result.stride() == torch.empty_like(tensor).stride(), name
+            one.release()

@@ -19,6 +19,7 @@ from nimble_jobs.data import BadRecord, open_reader
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.arrivals import Arrivals, Arrived
 from nimble_jobs.engine.flight import Landed
+from nimble_jobs.engine.landings import Landings
 from nimble_jobs.errors import DataError
 from nimble_jobs.job import JobState
 from nimble_jobs.patience import NONE
@@ -63,7 +64,9 @@ class AllInFlight:
         self.made.append(Buffers(8, nbytes))
         return self.made[-1]
 
-    def run(self, arrived: Iterable[tuple[Arrived | None, Any]], head: Any) -> Generator[Landed[Any]]:
+    def run(
+        self, arrived: Iterable[tuple[Arrived | None, Any]], head: Any, landings: Landings
+    ) -> Generator[Landed[Any]]:
         for batch, beside in list(arrived):
             yield Landed(outputs={} if batch is None else head({"output": batch.x}), beside=beside)
 
@@ -129,17 +132,24 @@ def test_the_threshold_counts_batches_in_flight(tmp_path: Path, threshold: float
 def test_in_eager_each_shard_lands_before_the_next_is_begun(
     tmp_path: Path, instances: tuple[object, ...], expected: list[int]
 ) -> None:
-    """For what the model carries into the next shard is looked at in between. A schedule knows that beforehand."""
+    """For what the model carries into the next shard is looked at in between. A schedule knows that beforehand.
+
+    Host memory for results is kept meanwhile.
+    """
     np.save(tmp_path / "x.npy", np.ones((16, 3), dtype=np.float32))
     spec = SimpleNamespace(output=SimpleNamespace(fields=["id"]), run=RunSpec())
     context = context_of(spec)
     taken: list[int] = []
+    used: set[Landings] = set()
 
     class Counting(AllInFlight):
-        def run(self, arrived: Iterable[tuple[Arrived | None, Any]], head: Any) -> Generator[Landed[Any]]:
+        def run(
+            self, arrived: Iterable[tuple[Arrived | None, Any]], head: Any, landings: Landings
+        ) -> Generator[Landed[Any]]:
             found = list(arrived)
             taken.append(len(found))
-            return super().run(found, head)
+            used.add(landings)
+            return super().run(found, head, landings)
 
     model = Counting()
     model.instances = instances  # type: ignore[assignment]
@@ -156,6 +166,7 @@ def test_in_eager_each_shard_lands_before_the_next_is_begun(
         )
         scoring.run()
     assert taken == expected
+    assert len(used) == 1
 
 
 def test_an_upload_is_waited_for_before_its_memory_is_let_go() -> None:

@@ -18,6 +18,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import state_bytes
 from nimble_jobs.engine.device import able, allocated_bytes
 from nimble_jobs.engine.flight import Flight, Landed
+from nimble_jobs.engine.landings import Landings
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.pinned import pin
 from nimble_jobs.engine.record import flatten_outputs
@@ -173,16 +174,19 @@ class Loaded:
         if flight is not None:
             flight.prepare(head)
 
-    def run(self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict) -> Generator[Landed[T]]:
+    def run(
+        self, arrived: Iterable[tuple[Arrived | None, T]], head: Head = dict, landings: Landings | None = None
+    ) -> Generator[Landed[T]]:
         """What `head` makes of the outputs of each batch, on the host, in order; nothing for None.
 
-        Whoever takes them releases each; at most two may be held at a time.
+        Whoever takes them releases each; at most two may be held at a time. On a device that copies results to the
+        host, they come to `landings`, which may be kept for further runs, also of other models.
         """
         flight = self.take_off()
         if flight is None and able(self.device).streams:
             flight = Flight.of_calls(self.module, self.device)
         if flight is not None:
-            yield from flight.run(arrived, head)
+            yield from flight.run(arrived, head, landings)
             return
         for batch, beside in arrived:
             if batch is None:
