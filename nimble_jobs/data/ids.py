@@ -140,7 +140,7 @@ def check_ids(ids: Ids, where: str, line: Callable[[int], str] | None) -> None:
     for a in range(0, total, STEP):
         keys[a : a + STEP] = ids.keys(a, min(a + STEP, total))
     keys.sort()
-    twice = np.unique(keys[1:][keys[1:] == keys[:-1]])
+    twice = keys[1:][keys[1:] == keys[:-1]]
     del keys
     seen: dict[str, int] = {}
     for i in _with_keys(ids, twice) if len(twice) else ():

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from nimble_jobs.data.source import is_glob
@@ -36,14 +36,19 @@ def list_input(spec: InputSpec) -> Iterator[InputFile]:
     if is_glob(source):
         if not root.is_dir():
             raise DataError(f"{root}: no such folder; expected files that match {source}")
+        name_of = _namer(source, root)
         for path in glob.iglob(source, recursive=True):  # noqa: PTH207  # absolute patterns
             if spec.format != "images" or path.lower().endswith(suffixes):
-                yield from _as_listed(path, os.path.relpath(path, root))
+                file = _as_listed(path, name_of(path))
+                if file is not None:
+                    yield file
     elif Path(source).is_dir():
-        for path, name in _files(source, below=spec.format == "images"):
-            if name.lower().endswith(suffixes):
-                yield from _as_listed(path, name)
-    elif (one := next(_as_listed(source, Path(source).name), None)) is None:
+        for folder, entry in _files(source, below=spec.format == "images"):
+            if entry.name.lower().endswith(suffixes):
+                file = _as_listed(entry.path, folder + entry.name)
+                if file is not None:
+                    yield file
+    elif (one := _as_listed(source, Path(source).name)) is None:
         raise DataError(f"{source}: no such file or folder; expected an input")
     else:
         yield one
@@ -57,8 +62,9 @@ def list_images(source: str, suffixes: tuple[str, ...]) -> tuple[Path, list[str]
     """
     root = root_of(source)
     if is_glob(source):
-        paths = [os.path.relpath(p, root) for p in glob.glob(source, recursive=True)]  # noqa: PTH207  # absolute patterns
-        names = [Path(n).as_posix() for n in paths if n.lower().endswith(suffixes) and not (root / n).is_dir()]
+        paths = glob.glob(source, recursive=True)  # noqa: PTH207  # absolute patterns
+        name_of = _namer(source, root)
+        names = [name_of(p) for p in paths if p.lower().endswith(suffixes) and not os.path.isdir(p)]  # noqa: PTH112  # one of a million
         return root, sorted(names), len(paths) - len(names)
     if not Path(source).exists():
         raise DataError(f"{source}: no such file or folder; expected images")
@@ -66,18 +72,28 @@ def list_images(source: str, suffixes: tuple[str, ...]) -> tuple[Path, list[str]
         name = Path(source).name
         return (root, [name], 0) if name.lower().endswith(suffixes) else (root, [], 1)
     names, others = list[str](), 0
-    for _, name in _files(source, below=True):
+    for folder, entry in _files(source, below=True):
+        name = entry.name
         if name.lower().endswith(suffixes):
-            names.append(name)
+            names.append(folder + name)
         else:
             others += 1
     names.sort()
     return root, names, others
 
 
-def _files(top: str, *, below: bool) -> Iterator[tuple[str, str]]:
-    """Path, and name relative to `top`, of what is no folder, in this folder or in all below too. Hidden ones are left
-    out. Links to folders are followed, but each real folder is listed once, by the first of its names.
+def _namer(pattern: str, root: Path) -> Callable[[str], str]:
+    """Gives the names, relative to `root`, of paths that match a glob."""
+    if os.path.normpath(pattern) == pattern:  # so all paths begin as the pattern does
+        start = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rfind("/") + 1
+        return lambda path: path[start:]
+    return lambda path: os.path.relpath(path, root)
+
+
+def _files(top: str, *, below: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """What is no folder, in this folder or in all below too, each with its folder's name relative to `top`: "" or with
+    a slash at its end. Hidden ones are left out. Links to folders are followed, but each real folder is listed once, by
+    the first of its names.
     """
     folders, known = [""], set[str]()
     while folders:
@@ -98,31 +114,27 @@ def _files(top: str, *, below: bool) -> Iterator[tuple[str, str]]:
         before = f"{folder}/" if folder else ""
         with entries:
             for entry in entries:
-                if entry.name.startswith("."):
+                if entry.name[0] == ".":
                     continue
                 if not entry.is_dir():
-                    yield entry.path, before + entry.name
+                    yield before, entry
                 elif below:
                     inside.append(before + entry.name)
         folders += sorted(inside, reverse=True)
 
 
-def _as_listed(path: str, name: str) -> Iterator[InputFile]:
-    """The file; nothing for a folder or a file that has vanished. A broken link has size -1."""
-    name = Path(name).as_posix()
+def _as_listed(path: str, name: str) -> InputFile | None:
+    """The file; None for a folder or a file that has vanished. A broken link has size -1."""
     try:
         info = os.stat(path)  # noqa: PTH116  # one of a million
     except OSError:
-        if os.path.lexists(path):
-            yield InputFile(path=name, size=-1, mtime_ns=0)
-        return
+        return InputFile(path=name, size=-1, mtime_ns=0) if os.path.lexists(path) else None
     if stat.S_ISREG(info.st_mode):
-        yield InputFile(
+        return InputFile(
             path=name,
             size=info.st_size,
             mtime_ns=info.st_mtime_ns,
             inode=info.st_ino,
             ctime_ns=info.st_ctime_ns,
         )
-    elif not stat.S_ISDIR(info.st_mode):
-        yield InputFile(path=name, size=-1, mtime_ns=0)
+    return None if stat.S_ISDIR(info.st_mode) else InputFile(path=name, size=-1, mtime_ns=0)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -15,13 +13,13 @@ from typing import overload
 import numpy as np
 
 from nimble_jobs.data.ids import Ids
+from nimble_jobs.data.looking import facts_of
 from nimble_jobs.decoding.work import Files, signed
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import NotRegular, check_regular, open_regular
 from nimble_jobs.seen import CHANGED, VANISHED, InputFile
 
-_STEP = 4096  # files that one thread checks, or converts to text, at a time
-_THREADS = 4  # threads that check files; several pay off on slow disks
+_STEP = 4096  # files that are converted to text at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,9 +92,12 @@ class Names(Ids):
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__(())
-        encoded = list(map(os.fsencode, names))
-        self._blob = b"\0".join(encoded)
-        self._ends = np.cumsum([0, *(len(name) + 1 for name in encoded)], dtype=np.int64)
+        held = list(names)
+        self._blob = os.fsencode("\0".join(held))
+        self._ends = np.zeros(len(held) + 1, dtype=np.int64)
+        if held:
+            self._ends[1:-1] = np.flatnonzero(np.frombuffer(self._blob, dtype=np.uint8) == 0) + 1
+            self._ends[-1] = len(self._blob) + 1
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -115,6 +116,11 @@ class Names(Ids):
             return []
         return os.fsdecode(self._blob[self._ends[wanted[0]] : self._ends[wanted[-1] + 1] - 1]).split("\0")
 
+    @property
+    def encoded(self) -> list[bytes]:
+        """All of them as bytes."""
+        return self._blob.split(b"\0") if len(self) else []
+
     def joined(self, indexes: np.ndarray) -> bytes:
         """Some of them as bytes, with a zero byte between two."""
         if not len(indexes):
@@ -130,7 +136,7 @@ class Stamps(Sequence[Stamp]):
 
     def __init__(self, root: Path, names: Names, facts: np.ndarray) -> None:
         self._root = root
-        self._before = "" if str(root) == "." else f"{str(root).rstrip('/')}/"
+        self._before = _before(root)
         self._names = names
         self._facts = facts  # int64 [n, 3]: size, time of change in ns, inode
 
@@ -142,20 +148,8 @@ class Stamps(Sequence[Stamp]):
     @classmethod
     def of(cls, root: Path, names: Names) -> Stamps:
         """The current stamps of files."""
-        stamps = cls(root, names, np.empty((len(names), 3), dtype=np.int64))
-
-        def look(first: int) -> None:
-            some = [_facts(stamps._before + name) for name in names[first : first + _STEP]]
-            stamps._facts[first : first + _STEP] = some
-
-        firsts = range(0, len(names), _STEP)
-        if len(firsts) > 1:
-            with ThreadPoolExecutor(_THREADS, thread_name_prefix="nimble-look") as pool:
-                list(pool.map(look, firsts))
-        else:
-            for first in firsts:
-                look(first)
-        return stamps
+        before = _before(root)
+        return cls(root, names, facts_of(os.fsencode(before), names.encoded))
 
     @classmethod
     def listed(cls, root: Path, files: Sequence[InputFile]) -> Stamps:
@@ -204,12 +198,14 @@ class Stamps(Sequence[Stamp]):
 
     def lines(self) -> Iterator[bytes]:
         """The bytes for a fingerprint, many files at a time."""
+        line = self._before.replace("%", "%%") + "%s\0%d\0%d\0%d\n"
         for a in range(0, len(self), _STEP):
-            rows = zip(self._names[a : a + _STEP], self._facts[a : a + _STEP].tolist(), strict=True)
-            yield "".join(
-                f"{self._before}{name}\0{size}\0{mtime_ns}\0{_unsigned(inode)}\n"
-                for name, (size, mtime_ns, inode) in rows
-            ).encode(errors="surrogateescape")
+            names, facts = self._names[a : a + _STEP], self._facts[a : a + _STEP]
+            values = np.empty((len(names), 4), dtype=object)
+            values[:, 0] = names
+            values[:, 1:3] = facts[:, :2]
+            values[:, 3] = facts[:, 2].view(np.uint64)
+            yield (line * len(names) % tuple(values.ravel().tolist())).encode(errors="surrogateescape")
 
 
 class WithNamed(Sequence[Stamp]):
@@ -249,14 +245,9 @@ def fingerprint(stamps: Iterable[Stamp]) -> str:
     return digest.hexdigest()
 
 
-def _facts(path: str) -> tuple[int, int, int]:
-    try:
-        info = os.stat(path)  # noqa: PTH116  # one of a million
-    except OSError:  # a broken link counts as a bad record
-        return -1, 0, 0
-    if not stat.S_ISREG(info.st_mode):  # a pipe or similar
-        return -1, 0, 0
-    return info.st_size, info.st_mtime_ns, signed(info.st_ino)
+def _before(root: Path) -> str:
+    """How the paths of files below a folder begin."""
+    return "" if str(root) == "." else f"{str(root).rstrip('/')}/"
 
 
 def _unsigned(inode: int) -> int:

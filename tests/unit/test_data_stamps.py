@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nimble_jobs.data import ids as ids_module
-from nimble_jobs.data import stamps as stamps_module
+from nimble_jobs.data import looking
 from nimble_jobs.data.ids import Ids, JoinedIds, Numbered, check_ids
-from nimble_jobs.data.listing import list_images
+from nimble_jobs.data.listing import list_images, list_input
 from nimble_jobs.data.stamps import Names, Stamp, Stamps, fingerprint
 from nimble_jobs.data.table import column_ids
 from nimble_jobs.errors import DataError
 from nimble_jobs.seen import CHANGED, VANISHED, InputFile
+from nimble_jobs.spec.model import InputSpec
 
 file_names = st.binary(min_size=1, max_size=9).filter(lambda b: not set(b) & {0, 47}).map(os.fsdecode)
 
@@ -37,10 +39,24 @@ def test_names_are_those_that_were_given(names: list[str], data: st.DataObject) 
     assert kept.take(np.array(picks, dtype=np.int64)) == [names[i] for i in picks]
 
 
-def test_stamps_say_what_each_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one by one, whatever the number of threads; links to nothing and pipes have size -1."""
-    monkeypatch.setattr(stamps_module, "_STEP", 3)
-    names = [f"{i % 3}/{i}.png" for i in range(10)]
+@pytest.mark.parametrize("way", ["alone", "threads", "processes", "processes that fail", "no processes"])
+def test_stamps_say_what_each_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """As one by one, whoever looks; links to nothing and pipes have size -1, and any bytes are a name."""
+    monkeypatch.setattr(looking, "_FIRST", 2)
+    if way == "threads":
+        monkeypatch.setattr(looking, "_SLOW_S", -1.0)
+        monkeypatch.setattr(looking, "_STEP", 3)
+    elif way != "alone":
+        monkeypatch.setattr(looking, "_PIECE", 4)
+        monkeypatch.setattr(looking, "usable_cores", lambda: 3)
+    here = list[int]()
+    look = looking.look
+    monkeypatch.setattr(looking, "look", lambda before, names: here.append(len(names)) or look(before, names))
+    if way == "processes that fail":
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+    elif way == "no processes":
+        monkeypatch.setattr(sys, "executable", "/there/is/none")
+    names = [f"{i % 3}/{i}.png" for i in range(9)] + ["0/" + os.fsdecode(b"\xff%s\n.png")]
     for folder in "012":
         (tmp_path / folder).mkdir()
     for i, name in enumerate(names):
@@ -53,6 +69,8 @@ def test_stamps_say_what_each_file_is(tmp_path: Path, monkeypatch: pytest.Monkey
     none = [Stamp(path=str(tmp_path / names[i]), size=-1, mtime_ns=0, inode=0) for i in (4, 5)]
     plain = [Stamp.of(tmp_path / n) if i not in (4, 5) else none[i - 4] for i, n in enumerate(names)]
     assert list(stamps) == plain
+    assert sorted(here) == {"alone": [2, 8], "threads": [2, 2, 3, 3], "processes": [2]}.get(way, [2, 4, 4])
+    assert fingerprint(stamps) == fingerprint(plain)
     assert stamps.folders().tolist() == ["0", "1", "2", "0", "1", "2", "0", "1", "2", "0"]
 
 
@@ -88,6 +106,13 @@ def test_images_are_listed_in_the_order_of_their_paths(tmp_path: Path) -> None:
     root, names, others = list_images(str(tmp_path), (".png", ".jpg"))
     assert (root, names, others) == (tmp_path, ["7.png", "a-b/2.PNG", "a/1.png", "a/z/3.jpg"], 1)
     assert list_images(f"{tmp_path}/*/*.png", (".png", ".jpg"))[1] == ["a/1.png", "b/1.png"]
+    odd = [f"{tmp_path}//a/*.png", f"{tmp_path}/a-b/../[a]/**", f"{tmp_path}/a/**/*.*g"]
+    expected = ["1.png"], ["a/1.png", "a/z/3.jpg"], ["1.png", "z/3.jpg"]
+    assert tuple(list_images(pattern, (".png", ".jpg"))[1] for pattern in odd) == expected
+    for pattern in odd:
+        listed = list_input(InputSpec(source=pattern, format="images"))
+        assert sorted(file.path for file in listed) == list_images(pattern, (".png", ".jpg"))[1]
+    assert {f.path for f in list_input(InputSpec(source=str(tmp_path), format="images"))} == set(names)
 
 
 @pytest.mark.parametrize("kind", ["list", "text", "bytes", "numbers", "arrow", "chunks", "joined"])
