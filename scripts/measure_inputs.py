@@ -109,6 +109,18 @@ def _million(path: Path) -> None:
         os.close(descriptor)
 
 
+def _jpegs(path: Path) -> None:
+    """Names of one picture in one folder."""
+    from PIL import Image
+
+    path.mkdir()
+    Image.new("RGB", (8, 8), (9, 9, 9)).save(path / ".picture", "JPEG")
+    descriptor = os.open(path, os.O_RDONLY)
+    for i in range(131_072):
+        os.link(".picture", f"{i * 65_537 % 131_072:07}.jpg", src_dir_fd=descriptor, dst_dir_fd=descriptor)
+    os.close(descriptor)
+
+
 WIDE = FieldsSpec(x="f*", id="id")
 CASES = {
     "npy, uint8 224x224x3, 1 core": Case(make=_npy, format="npy", cores=1),
@@ -122,6 +134,7 @@ CASES = {
     "parquet, 10,000,000 ids": Case(make=_many_ids, format="parquet", fields=FieldsSpec(id="id")),
     "csv of 60 MB, 20 columns": Case(make=lambda p: _csv(p, rows=370_000), format="csv", fields=WIDE),
     "csv of 800 MB, 20 columns": Case(make=lambda p: _csv(p, rows=5_000_000), format="csv", fields=WIDE),
+    "131,072 JPEGs in one folder": Case(make=_jpegs, format="images", transform=TransformSpec(resize=(8, 8))),
     "1,000,000 images of 8x8": Case(
         make=_million, format="images", fields=FieldsSpec(label="parent"), transform=TransformSpec(resize=(8, 8))
     ),
@@ -138,6 +151,8 @@ def measure(case: Case, path: Path) -> dict[str, float]:
     """Read one input in this process."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: case.cores])
     spec: Any = InputSpec(source=str(path), format=case.format, fields=case.fields, transform=case.transform)  # type: ignore[arg-type]
+    if case.format == "images":
+        import nimble_jobs.data.images  # noqa: F401 - Pillow takes longer to load than many files to list
     before = peak_mb()
     began = time.perf_counter()
     reader = open_reader(spec)

@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from nimble_jobs.data.arriving import Arriving
 from nimble_jobs.data.blocks import Give
 from nimble_jobs.data.decoder import PIECE, ImageDecoder
 from nimble_jobs.data.ids import Ids
@@ -30,15 +31,26 @@ HEADERS = 10_000  # images whose sizes are compared before the first one is read
 class ImageSource(Unblocked):
     """Image files. Their ids are paths below the folder, or below the part of a glob without wildcards.
 
-    With `stamps` they were listed earlier: a file that has changed since is a bad record instead of an error.
+    With `stamps` they were listed earlier: a file that has changed since is a bad record instead of an error. With
+    `arriving` they are still being fetched, and reading one waits for it.
     """
 
     piece = PIECE
 
-    def __init__(self, spec: InputSpec, root: Path, ids: Sequence[str], stamps: Stamps | None = None) -> None:
+    def __init__(
+        self,
+        spec: InputSpec,
+        root: Path,
+        ids: Sequence[str],
+        stamps: Stamps | None = None,
+        arriving: Arriving | None = None,
+    ) -> None:
         self._root = root
         self.total = len(ids)
         self._listed = stamps is not None
+        self._arriving = arriving
+        if arriving is not None:
+            stamps = arriving.stamps
         self.stamps = Stamps.of(root, Names(ids)) if stamps is None else stamps
         self.ids: Ids | None = self.stamps.names
         self.labels: np.ndarray | None = None
@@ -80,7 +92,14 @@ class ImageSource(Unblocked):
             stamp = self.stamps[int(indexes[position])]
             raise stamp.changed() if status == work.CHANGED else stamp.vanished()
 
-        return self.decoder.load(self.stamps.files(indexes), indexes, wanted, into=into, moved=moved)
+        if self._arriving is None:
+            return self.decoder.load(self.stamps.files(indexes), indexes, wanted, into=into, moved=moved)
+        self._arriving.wait(indexes)
+        try:
+            return self.decoder.load(self.stamps.files(indexes), indexes, wanted, into=into, moved=moved)
+        except BaseException as e:
+            self._arriving.end(e)  # or other threads would wait for records that nobody needs any more
+            raise
 
     def check(self, indexes: np.ndarray) -> None:
         """Nothing to do: each file is checked when it is opened."""
@@ -125,8 +144,8 @@ def _opened(path: str) -> BinaryIO:
         raise Undecodable(f"cannot be decoded: {e.strerror}") from e
 
 
-def open_images(spec: InputSpec, files: FileList | None = None) -> ImageSource:
-    """All image files below a folder, or matched by a glob, sorted by path; with `files` only these.
+def open_images(spec: InputSpec, files: FileList | None = None, arriving: Arriving | None = None) -> ImageSource:
+    """All image files below a folder, or matched by a glob, sorted by path; with `files` or `arriving` only these.
 
     Hidden files and files with other suffixes are skipped. Broken links, pipes and the like are bad records.
     """
@@ -138,6 +157,8 @@ def open_images(spec: InputSpec, files: FileList | None = None) -> ImageSource:
         root = Path(files.root)
         stamps = Stamps.listed(root, files.files)
         return ImageSource(spec, root, stamps.names, stamps)
+    if arriving is not None:
+        return ImageSource(spec, arriving.root, arriving.stamps.names, arriving=arriving)
     suffixes = SUFFIXES["images"]
     root, ids, others = list_images(spec.source, suffixes)
     if not ids:

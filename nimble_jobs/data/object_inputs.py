@@ -12,7 +12,7 @@ import glob
 import hashlib
 import os
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
@@ -34,6 +34,7 @@ from nimble_jobs.spec.units import format_bytes
 _MANY = 2000  # objects that are worth processes of their own
 _PIECE = 256  # that a process fetches at a time
 _ROOM = 1 << 28  # bytes of the disk that are left for others
+Arrived = Callable[[int, os.stat_result], None]  # an object's number in the listing, and its file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class Origin:
 class _Copy:
     """An object that is to be copied."""
 
+    number: int  # in the listing
     name: str
     size: int  # bytes
     path: Path
@@ -129,11 +131,19 @@ def list_objects(source: str, format_: InputFormat, through: Through = once) -> 
     return Listing(address=address, rest=rest, objects=kept)
 
 
-def fetch(listing: Listing, folder: Path, through: Through = once, *, boot: str) -> Generator[int]:
+def fetch(
+    listing: Listing,
+    folder: Path,
+    through: Through = once,
+    *,
+    boot: str,
+    arrived: Arrived | None = None,
+) -> Generator[int]:
     """Copy the objects of a listing into a folder, and give the bytes of each once it is there.
 
-    What an earlier call left unfinished is used, if the machine has not been started anew since (`boot`). Other copies
-    in the folder are removed. Raises DataError if an object is not what was listed, or the disk has too little room.
+    `arrived` is called by any thread for each file once it is whole; not if all were there from the start. What an
+    earlier call left unfinished is used, if the machine has not been started anew since (`boot`). Other copies in the
+    folder are removed. Raises DataError if an object is not what was listed, or the disk has too little room.
     """
     folder.mkdir(parents=True, exist_ok=True)
     root, objects = listing.root(folder), _objects(listing.address, through)
@@ -150,7 +160,8 @@ def fetch(listing: Listing, folder: Path, through: Through = once, *, boot: str)
         temporary = root.parent / "unfinished"
         for needed in (root, temporary):
             needed.mkdir(parents=True, exist_ok=True)
-    missing = _missing(listing, root, temporary)
+    arrived = arrived or (lambda _number, _found: None)
+    missing = _missing(listing, root, temporary, arrived)
     _check_room(listing, missing, folder)
 
     def one(copy: _Copy) -> int:
@@ -163,9 +174,11 @@ def fetch(listing: Listing, folder: Path, through: Through = once, *, boot: str)
 
     def placed(copy: _Copy) -> int:
         with reported(copy.path):
-            if copy.unfinished.stat().st_size != copy.size:
+            found = copy.unfinished.stat()
+            if found.st_size != copy.size:
                 raise _moved(listing, copy.name, "changed")
             copy.unfinished.replace(copy.path)
+        arrived(copy.number, found)
         return copy.size
 
     if len(missing) >= _MANY and (processes := usable_cores()) > 1:
@@ -181,7 +194,7 @@ def fetch(listing: Listing, folder: Path, through: Through = once, *, boot: str)
         complete.touch()
 
 
-def _missing(listing: Listing, root: Path, temporary: Path) -> list[_Copy]:
+def _missing(listing: Listing, root: Path, temporary: Path, arrived: Arrived) -> list[_Copy]:
     """What is not there yet, with a folder for each."""
     copies, folders = [], set[Path]()
     for number, (name, stat) in enumerate(listing.objects.items()):
@@ -190,8 +203,11 @@ def _missing(listing: Listing, root: Path, temporary: Path) -> list[_Copy]:
             if path.parent not in folders:
                 folders.add(path.parent)
                 path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.is_file() or path.stat().st_size != stat.size:
-                copies.append(_Copy(name=name, size=stat.size, path=path, unfinished=temporary / str(number)))
+            if path.is_file() and (found := path.stat()).st_size == stat.size:
+                arrived(number, found)
+            else:
+                unfinished = temporary / str(number)
+                copies.append(_Copy(number=number, name=name, size=stat.size, path=path, unfinished=unfinished))
     return copies
 
 

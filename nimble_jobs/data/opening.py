@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nimble_jobs.addresses import is_address
+from nimble_jobs.data.arriving import Arriving
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.data.reader import Reader, Targets
@@ -25,12 +26,14 @@ def open_reader(
     files: FileList | None = None,
     tokens: AsTokens | None = None,
     origin: Origin | None = None,
+    arriving: Arriving | None = None,
 ) -> Reader:
     """A reader for `input` of a spec. `label_names` gives text labels the numbers that a training gave them.
 
     `files`: only these, as they were listed. A file that has changed or cannot be read makes bad records.
     `targets` says what labels are: classes, numbers (float32), shares (numbers from 0 to 1), or what the file holds:
     numbers if it holds fractions.
+    `arriving`: images that are still being fetched, whose size the transform says; reading one waits for it.
     `origin`: the object store from which the input was fetched, which messages name.
     `tokens` is called if one of several inputs is a column of text, and says how that becomes tokens.
     Raises what `tokens` raises, and DataError, naming the file and the field, when the input is missing, empty or not
@@ -41,7 +44,7 @@ def open_reader(
             f"{spec.source}: is read by jobs only, which fetch it first; expected a local copy of some records"
         )
     try:
-        source = _open(spec, files, tokens)
+        source = _open(spec, files, tokens, arriving)
         return Reader(source, allow_nan=spec.allow_nan, label_names=label_names, targets=targets, origin=origin)
     except DataError as e:
         if origin is None:
@@ -49,12 +52,12 @@ def open_reader(
         raise DataError(origin.shown(str(e))) from e
 
 
-def _open(spec: InputSpec, files: FileList | None, tokens: AsTokens | None) -> Source:
+def _open(spec: InputSpec, files: FileList | None, tokens: AsTokens | None, arriving: Arriving | None) -> Source:
     # Formats are imported here, because importing pyarrow and Pillow takes longer than running a small job.
     if spec.format == "images":
         from nimble_jobs.data.images import open_images
 
-        return open_images(spec, files)
+        return open_images(spec, files, arriving)
     if spec.format == "openai-batch":
         from nimble_jobs.data.text.requests import open_requests
 

@@ -57,10 +57,20 @@ class OfImages(TransformSpec):
 
 def of_pictures(spec: TransformSpec) -> TransformSpec:
     """The transform of encoded pictures. Raises DataError if it is the model's own and is not understood."""
-    chosen = spec.of_folder if isinstance(spec, OfImages) and spec.of_folder is not None else spec
+    chosen = _chosen(spec)
     if isinstance(chosen, OfFolder) and chosen.problem is not None:
         raise DataError(f"{chosen.problem}; expected input.transform in the spec")
     return chosen
+
+
+def one_size(spec: TransformSpec) -> bool:
+    """Whether encoded pictures of any size get the same one, so that none must be looked at to learn it."""
+    chosen = _chosen(spec)
+    return (chosen.center_crop or chosen.resize) is not None
+
+
+def _chosen(spec: TransformSpec) -> TransformSpec:
+    return spec.of_folder if isinstance(spec, OfImages) and spec.of_folder is not None else spec
 
 
 def notes_of(spec: TransformSpec) -> tuple[str, ...]:

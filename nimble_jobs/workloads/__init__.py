@@ -14,7 +14,7 @@ __all__ = ["JobContext", "Outcome", "Stop", "run"]
 
 def run(context: JobContext) -> Outcome:
     """Run one attempt of a job as its spec asks. Raises NimbleError with what went wrong, and Stopped."""
-    context = fetched(replace(context, spec=with_folder_transform(context.spec)))
-    if context.spec.kind == "score":
-        return score.run(context)
-    return training.run(context)
+    with fetched(replace(context, spec=with_folder_transform(context.spec))) as local:
+        if local.spec.kind == "score":
+            return score.run(local)
+        return training.run(local)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from nimble_jobs.data.arriving import Arriving
 from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.job import Job
 from nimble_jobs.machine import Software
@@ -36,6 +37,23 @@ class Stop(StrEnum):
     TIMEOUT = "timeout"
 
 
+class Fetching(Protocol):
+    """What fetches an input while the job's own thread, which alone may ask, scores it. See `workloads.fetching`."""
+
+    @property
+    def arriving(self) -> Arriving | None:
+        """The files, for whoever reads them."""
+
+    def until(self, start: int, stop: int) -> None:
+        """Wait for these records. Raises what ended the fetching, also if they are there, and Stopped."""
+
+    def finish(self) -> None:
+        """Wait until all objects are there and are those that were listed. Raises as `until` does."""
+
+    def unread(self) -> None:
+        """No record is read any more: threads that wait for some are to end. Any thread may say so."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobContext:
     """Everything that a workload may touch."""
@@ -57,6 +75,7 @@ class JobContext:
     membership: Membership | None = None  # if other workers may work on the job too
     memory_bytes: int | None = None  # the worker's --gpu-memory; None: not set
     origins: Mapping[str, Origin] = field(default_factory=dict)  # of inputs that were fetched, by their local sources
+    fetching: Fetching | None = None  # of `input.source`, if that goes on beside the job
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from nimble_jobs.planner import Loaded, Request
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.preprocess import bits
 from nimble_jobs.workloads.bad_records import BadRecords
+from nimble_jobs.workloads.context import Fetching
 from nimble_jobs.workloads.cuts import Bounds
 from nimble_jobs.workloads.decoding import THREADS, DeviceDecoding
 from nimble_jobs.workloads.parts import Part
@@ -45,20 +46,26 @@ class RecordFeed:
         bad: BadRecords,
         limits: Limits,
         decode: Callable[[Meter], DeviceDecoding] | None = None,
+        fetching: Fetching | None = None,
     ) -> None:
         """`turns` are batches that are known together: all at once, or those of one claim after another. `last` is the
         last shard; -1: not known. `decode` makes what decodes pictures on the device; None: records arrive as they are.
+        `fetching`: what still fetches the records, if `turns` is a list.
         """
         self.total = reader.total
         self.last = last
         self._reader, self._loaded, self._turns, self._stages = reader, loaded, turns, stages
         self.bad, self._limits = bad, limits
-        self._alone = stages.alone
+        self._alone, self._fetching = stages.alone, fetching
         self._decoding = decode(stages.decode) if decode is not None else None
         self._buffers: Buffers | None = None
 
     def arrived(self) -> Generator[tuple[Arrived | None, Part]]:
         """As `Feed` says."""
+        found = self._arrived()
+        return found if self._fetching is None else self._once_fetched(found, self._fetching)
+
+    def _arrived(self) -> Generator[tuple[Arrived | None, Part]]:
         self._loaded.arrivals.begin()
         if not self._alone:
             encoded = self._decoding is not None
@@ -74,6 +81,7 @@ class RecordFeed:
 
     def end(self) -> None:
         """As `Feed` says."""
+        self._unread()
         self._loaded.arrivals.end()
         if self._buffers is not None:
             self._buffers.end()
@@ -82,6 +90,22 @@ class RecordFeed:
         """As `Feed` says."""
         if self._decoding is not None:
             self._decoding.close()
+
+    def _once_fetched(
+        self, found: Generator[tuple[Arrived | None, Part]], fetching: Fetching
+    ) -> Generator[tuple[Arrived | None, Part]]:
+        """The same batches. The thread that takes them waits for their records, and not for threads that wait."""
+        try:
+            for bounds in self._turns:
+                for at in bounds:
+                    fetching.until(at.start, at.stop)
+                    item = next(found, None)
+                    if item is None:  # the pipeline is closing
+                        return
+                    yield item
+        finally:
+            fetching.unread()
+            found.close()
 
     def _read(self) -> Generator[Part]:
         """Batches of checked records, in order. Raises DataError for too many bad records."""
@@ -94,10 +118,14 @@ class RecordFeed:
                 meter=self._stages.read,
             )
             with closing(batches):  # type: ignore[type-var]  # a generator
-                for at, read in zip(bounds, batches, strict=False):
-                    batch = self._limits.sift(read, self._reader.place)
-                    self.bad.add(batch.bad)
-                    yield Part(at=at, batch=batch)
+                try:
+                    for at, read in zip(bounds, batches, strict=False):
+                        batch = self._limits.sift(read, self._reader.place)
+                        self.bad.add(batch.bad)
+                        yield Part(at=at, batch=batch)
+                except BaseException:
+                    self._unread()
+                    raise
 
     def _in_slots(self, parts: Iterator[Part]) -> Generator[tuple[Arrived | None, Part]]:
         if self._alone:
@@ -115,13 +143,22 @@ class RecordFeed:
         if not len(part.batch):
             part.batch.release()
             return None, part
-        found = self._decoding(part.batch)
+        try:
+            found = self._decoding(part.batch)
+        except BaseException:
+            self._unread()
+            raise
         if found is None:
             return None
         arrived, batch = found
         known = {record.index for record in part.batch.bad}
         self.bad.add([record for record in batch.bad if record.index not in known])
         return arrived, replace(part, batch=batch)
+
+    def _unread(self) -> None:
+        """Before threads that read ahead are waited for: they may wait for records, which nobody needs any more."""
+        if self._fetching is not None:
+            self._fetching.unread()
 
 
 def batch_bytes(request: Request, reader: Reader, *, encoded: bool) -> int:

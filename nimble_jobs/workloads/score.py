@@ -45,7 +45,8 @@ def run(context: JobContext) -> Outcome:
         return work
     column = ColumnOfText(spec)
     files, origin = work.files if work else None, context.origins.get(spec.input.source)
-    with open_reader(spec.input, files=files, tokens=column, origin=origin) as reader:
+    arriving = context.fetching.arriving if context.fetching is not None else None
+    with open_reader(spec.input, files=files, tokens=column, origin=origin, arriving=arriving) as reader:
         attempt = claimed(context, device, reader, work, column)
         outcome, left = _scored(attempt)
     if work is None or outcome.left or outcome.stop is not Stop.GO:
@@ -69,7 +70,7 @@ def _scored(attempt: Attempt) -> tuple[Outcome, dict[str, str]]:
     context.report(phase="run", schedule=scoring.prepared.summary())
     loads, builds = (sum(getattr(lane.prepared, name) for lane in scoring.lanes) for name in ("load_s", "build_s"))
     try:
-        stages = scoring.run() if part is None else part.run(scoring, again)
+        stages = _run(attempt, scoring, again)
         run_s = time.perf_counter() - scoring.began
         summary, how_made = scoring.prepared.summary(), dict[str, Any]()
         if plan is not None and counts is not None:
@@ -108,6 +109,16 @@ def _scored(attempt: Attempt) -> tuple[Outcome, dict[str, str]]:
         how_made["text"]["truncated"] = staging.shortened
     outputs, left = _published(attempt, staging, scoring.tally, summary, how_made)
     return Outcome(outputs=outputs, timings=timings, schedule=summary), left
+
+
+def _run(attempt: Attempt, scoring: Scoring, again: Callable[[], Feed]) -> dict[str, Any]:
+    """Score all records, or this member's part of them; figures of the stages. Raises Stopped."""
+    if attempt.part is not None:
+        return attempt.part.run(scoring, again)
+    stages = scoring.run()
+    if attempt.context.fetching is not None:
+        attempt.context.fetching.finish()  # nothing is published before all objects are those that were listed
+    return stages
 
 
 def _of_texts(setup: TextSetup, said: dict[str, Any], total: int) -> dict[str, Any]:
@@ -244,7 +255,17 @@ def _record_feed(
 
     def feed() -> RecordFeed:
         last = bounds[-1].shard if bounds else -1
-        return RecordFeed(reader, loaded, turns(), stages, last=last, bad=bad, limits=limits, decode=decode)
+        return RecordFeed(
+            reader,
+            loaded,
+            turns(),
+            stages,
+            last=last,
+            bad=bad,
+            limits=limits,
+            decode=decode,
+            fetching=context.fetching,
+        )
 
     return feed, stages
 

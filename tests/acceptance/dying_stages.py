@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nimble_jobs.data import Staging, reader
+from nimble_jobs.data import Staging, object_inputs, reader
 from nimble_jobs.data.reader import Reader
 from nimble_jobs.data.shard_files import ShardFiles
 from nimble_jobs.engine.arrivals import Arrivals
+from nimble_jobs.objects import Objects
 from nimble_jobs.planner import Loaded
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
@@ -35,7 +36,9 @@ STAGES: dict[str, tuple[type, str]] = {
     "sheets": (ShardFiles, "write_sheet"),
     "publish": (Staging, "publish"),
 }
+FETCHES: dict[str, tuple[type, str]] = {"fetch": (Objects, "fetch"), "list": (Objects, "list")}  # of objects
 FEW = 8  # pictures from which on processes decode them
+THREADS = 2  # that fetch objects, so that a few are scored before the others are there
 WINDOW = 64  # texts in a window, at least
 
 
@@ -54,10 +57,11 @@ def main() -> None:
 
         return counted
 
-    for name, (owner, method) in STAGES.items():
+    for name, (owner, method) in (STAGES | FETCHES).items():
         setattr(owner, method, counting(name, getattr(owner, method)))
     reader.FEW = FEW  # type: ignore[attr-defined]
     windows.FEW_RECORDS = WINDOW
+    object_inputs.THREADS = THREADS
     with open_store(resolve(str(base / "home"))) as store:
         job = store.jobs.claim("w", device="cpu", now=time.time() + 1e6)
         assert job is not None

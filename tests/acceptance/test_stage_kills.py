@@ -21,10 +21,12 @@ import pytest
 from PIL import Image
 
 from nimble_jobs import spec as specs
+from nimble_jobs.data import fetched
 from nimble_jobs.job import JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
-from tests import prefork
+from tests import prefork, s3
+from tests.object_jobs import upload
 from tests.seeds import seed
 from tests.store_samples import queued
 from tests.waiting import until
@@ -59,7 +61,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def prepared(base: Path, pictures: Path) -> None:
+def prepared(base: Path, pictures: Path | str) -> None:
     """Queue a job."""
     base.mkdir()
     (base / "model.py").write_text(MODEL)
@@ -141,6 +143,43 @@ def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
         assert published(base) == expected, told
         until(lambda base=base: not left_over(base))  # type: ignore[misc]
     print(f"seed {SEED}: {ROUNDS} rounds, {attempts} attempts, killed in {dict(sorted(killed.items()))}")
+
+
+@pytest.mark.timeout(300 + 90 * ROUNDS)
+def test_killed_while_pictures_are_fetched(tmp_path: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next attempt takes over the objects that are there and the shards that were scored meanwhile."""
+    draw = random.Random(SEED)
+    address = f"s3://{s3.bucket(monkeypatch)}/pictures"
+    upload(address, {file.name: file.read_bytes() for file in pictures.iterdir()})
+    whole = tmp_path / "whole"
+    prepared(whole, address)
+    works = score(whole, "none", 0)
+    assert works is not None
+    assert (works["fetch"], works["list"]) == (PICTURES, 2)
+    expected = published(whole)
+    for number in range(ROUNDS):
+        base = tmp_path / f"round-{number}"
+        prepared(base, address)
+        kills = [("fetch", draw.randint(2, PICTURES)), ("shards", draw.randint(1, 3)), ("list", 2), ("none", 0)]
+        fetched_before, died = 0, []
+        for kill in kills:
+            ended = score(base, *kill)
+            died.append(ended is None)
+            told = f"seed {SEED}, round {number}: killed at {kills}, {died}"
+            copies = [file for file in (base / "home" / "inputs").rglob("*.*") if file.parent.name == "pictures"]
+            if ended is not None:
+                assert ended.get("fetch", 0) <= PICTURES - fetched_before, told
+                break
+            assert fetched_before <= len(copies) <= PICTURES, told
+            fetched_before = len(copies)
+            lose(base)
+        assert died[0], told
+        with open_store(base / "home") as store:
+            (job,) = store.jobs.list()
+            assert job.state is JobState.SUCCEEDED, told
+            assert list(fetched.held(store.home)) == [], told
+        assert published(base) == expected, told
+        until(lambda base=base: not left_over(base))  # type: ignore[misc]
 
 
 def lose(base: Path) -> None:

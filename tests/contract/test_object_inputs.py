@@ -11,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from nimble_jobs import patience
 from nimble_jobs.data import fetched, object_inputs
@@ -21,46 +20,14 @@ from nimble_jobs.objects import Objects
 from nimble_jobs.retention.copies import left_copies
 from tests import cutting, s3
 from tests.cli import Cli
+from tests.object_jobs import SPEC, Desk, jpeg, upload, write
 from tests.trainings import lay_out
-
-MODEL = """
-import torch
-
-class Double(torch.nn.Module):
-    def forward(self, x):
-        return 2 * x.float().reshape(len(x), -1)[:, :4]
-
-def double():
-    return Double()
-"""
-SPEC = """
-version: 1
-name: doubled
-kind: score
-model: {{source: "python:model.py:double"}}
-input: {{source: "{source}", {input}, batch_size: 4}}
-output: {{path: {out}, format: npy, fields: [id, logits], shard_size: 8, if_exists: replace}}
-schedule: {{on_miss: eager}}
-run: {{error_threshold: 0.5}}
-"""
 
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> str:
     """A bucket of its own."""
     return f"s3://{s3.bucket(monkeypatch)}"
-
-
-def upload(address: str, files: dict[str, bytes]) -> None:
-    objects = Objects(address, whole_bucket=True)
-    for name, data in files.items():
-        objects.write(name, data)
-
-
-def write(folder: Path, files: dict[str, bytes]) -> None:
-    for name, data in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
 
 
 def npy(first: int, count: int = 6) -> bytes:
@@ -72,12 +39,6 @@ def npy(first: int, count: int = 6) -> bytes:
 def parquet(first: int) -> bytes:
     file = io.BytesIO()
     pq.write_table(pa.table({"x": [[float(first + i), 1.0, 2.0, 3.0] for i in range(5)]}), file)
-    return file.getvalue()
-
-
-def jpeg(shade: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8), (shade, 2 * shade, 250 - shade)).save(file, "JPEG")
     return file.getvalue()
 
 
@@ -100,30 +61,6 @@ KINDS: dict[str, tuple[dict[str, bytes], str, str]] = {
     "pictures by a glob": (PICTURES, "*/1.*", "format: images"),
     "csv": ({"t.csv": b"x\n1.5\nnan\n2\n"}, "t.csv", "format: csv, fields: {x: x}"),
 }
-
-
-class Desk:
-    """Runs the spec over local files and over objects."""
-
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder, self.cli = folder, Cli(folder / "home", capsys)
-        (folder / "model.py").write_text(MODEL)
-
-    def run(self, source: str, input_: str, out: str, *options: str) -> Any:
-        spec = self.folder / f"{out}.yaml"
-        spec.write_text(SPEC.format(source=source, input=input_, out=self.folder / out))
-        return self.cli("run", spec, "--allow-python", self.folder, *options)
-
-    def results(self, out: str) -> list[list[Any]]:
-        parts = sorted((self.folder / out).glob("*.npy"))
-        return [np.load(part, allow_pickle=False).tolist() for part in parts]
-
-    def event(self, kind: str) -> Any:
-        with self.cli.store() as store:
-            return [event for event in store.jobs.events() if event.kind == kind][-1]
-
-    def copies(self) -> list[Path]:
-        return list(fetched.held(self.folder / "home"))
 
 
 @pytest.fixture
