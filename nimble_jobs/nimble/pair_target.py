@@ -21,7 +21,7 @@ from nimble_jobs.planner.search.plans import durations_us
 from nimble_jobs.planner.search.target import Programs
 from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Source
 from nimble_jobs.planner.step.compare import Tensors
-from nimble_jobs.schedule import Plan
+from nimble_jobs.schedule import COMPILERS, Plan
 
 
 class PairTarget:
@@ -51,7 +51,7 @@ class PairTarget:
         return self._steps[source]
 
     def further(self, first: Programs, kernels: Sequence[Kernels]) -> list[Source]:
-        return [Source(kernels=each, layout="given") for each in kernels if each != "epilogues"]
+        return [Source(kernels=each, layout="given") for each in kernels if each in COMPILERS - {"epilogues"}]
 
     def use(self, source: Source) -> None:
         """Weights stay where they lie."""

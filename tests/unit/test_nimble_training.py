@@ -32,6 +32,14 @@ def trained(module: nn.Module, example: Any) -> Nimble:
     return nimble
 
 
+def test_on_a_cpu_eagers_kernels_are_all_that_is_tried() -> None:
+    """Weights change with each step, so none are laid out beforehand."""
+    schedule = trained(nn.Linear(4, 2), torch.randn(3, 4)).schedule
+    assert schedule is not None
+    assert schedule.kernels == "eager"
+    assert [c.name for c in schedule.candidates] == ["eager", "eager kernels, 1 and 1 streams"]
+
+
 def test_ten_steps_equal_eager_bit_by_bit() -> None:
     """Losses, weights and running statistics after ten steps with dropout, momentum and accumulation equal eager's."""
     module = images()
