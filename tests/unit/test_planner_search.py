@@ -329,6 +329,14 @@ def test_what_we_add_to_a_compilers_kernels_costs_no_candidate(monkeypatch: pyte
     assert tried == ["eager", "inductor", "epilogues"]
 
 
+def test_packed_weights_are_tried_without_folding_if_folded_ones_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folded weights may not fit a narrow type; here the model asks for what folding takes away."""
+    source = Source(kernels="onednn", layout="given", folded=FOLDED.folded)
+    built = searched(Images("reads"), monkeypatch, source)
+    assert row(built, source.name).replay_us is None
+    assert row(built, "oneDNN kernels over packed weights, 1 stream").replay_us is not None
+
+
 def test_a_cpu_has_layouts_and_folding_to_choose_from() -> None:
     """No streams, no compilers; whatever is chosen agrees with eager."""
     torch.manual_seed(0)

@@ -100,7 +100,7 @@ class Search:
                 compiling = compiling or source.compiled
                 tried.add(source.kernels)
                 singles.append(self._try(source))
-                if singles[-1] is None and source.folded and source.compiled:
+                if singles[-1] is None and source.folded and source.kernels != "eager":
                     waiting.insert(0, replace(source, folded=()))  # folded weights may not fit a narrow type
                 elif singles[-1] is None and source.kernels == "epilogues" and "inductor" not in tried:
                     waiting.insert(0, replace(source, kernels="inductor", merged=()))  # without what we add to them
