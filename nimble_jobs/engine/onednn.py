@@ -5,6 +5,7 @@ Each bound task lays its weight out before its first call. Instances over the sa
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -13,12 +14,12 @@ import torch
 
 from nimble_jobs.engine.private import onednn
 from nimble_jobs.engine.private.tensors import version
-from nimble_jobs.schedule import BufferKind, Program, View
+from nimble_jobs.schedule import Program, Task, View
 
 CONVOLUTION, LINEAR = "nimble_jobs.onednn_convolution.default", "nimble_jobs.onednn_linear.default"
 ADDED = "nimble_jobs.onednn_convolution_.add"  # to a tensor, in place
 OPERATORS = (CONVOLUTION, ADDED, LINEAR)
-WEIGHT = 1  # its position among the arguments of all
+_SETTINGS = 4  # arguments of a convolution that follow the bias: stride, padding, dilation, groups
 NO_ACTIVATION: onednn.Activation = ("none", (), "")
 
 
@@ -34,24 +35,32 @@ _PACKED: weakref.WeakValueDictionary[Hashable, _Packed] = weakref.WeakValueDicti
 
 def caller(name: str) -> Callable[..., Any] | None:
     """What a bound task of that name calls; it keeps the packed weight. None for other tasks' names."""
-    match name:
-        case n if n == CONVOLUTION:
-            return _Convolution()
-        case n if n == ADDED:
-            return _Convolution().add
+    if name == CONVOLUTION:
+        return _Convolution()
+    if name == ADDED:
+        return _Convolution().add
     return _Linear() if name == LINEAR else None
 
 
 def packed_bytes(program: Program) -> int:
-    """About how many bytes the packed weights of a program take: as many as the weights themselves."""
-    state = {b.index for b in program.buffers if b.kind is not BufferKind.INTERMEDIATE}
-    weights = {t.args[WEIGHT] for t in program.tasks if t.op in OPERATORS}
-    return sum(program.buffers[w.buffer].nbytes for w in weights if isinstance(w, View) and w.buffer in state)
+    """About how many bytes the packed weights of a program take: as many as the weights themselves, for each input
+    size and settings that a convolution's weight is laid out for.
+    """
+    packed = {_layout(task) for task in program.tasks if task.op in OPERATORS}
+    return sum(math.prod(weight.shape) * weight.itemsize for weight, _ in packed)
+
+
+def _layout(task: Task) -> tuple[View, tuple[object, ...]]:
+    """A task's weight, and what decides how it is laid out."""
+    x, weight, _, *rest = task.args
+    assert isinstance(x, View)
+    assert isinstance(weight, View)
+    return weight, () if task.op == LINEAR else (x.shape, *rest[:_SETTINGS])
 
 
 class _Convolution:
-    """Arguments: x [n, channels, ...], weight, bias or None, stride, padding, dilation, groups, activation, and
-    last the strides of the result, or what it is added to.
+    """Arguments: x [n, channels, ...], weight, bias or None, stride, padding, dilation, groups, and then the activation
+    and the strides of the result, or what it is added to.
     """
 
     def __init__(self) -> None:
@@ -82,12 +91,11 @@ class _Convolution:
         padding: Sequence[int],
         dilation: Sequence[int],
         groups: int,
-        activation: Sequence[Any],
         other: torch.Tensor,
     ) -> None:
         settings = (stride, padding, dilation, groups)
         packed = self._packed(x, weight, *settings)
-        onednn.add_convolution_(other, x, packed, bias, *settings, _activation(activation))
+        onednn.add_convolution_(other, x, packed, bias, *settings)
 
     def _packed(
         self,

@@ -1,7 +1,7 @@
 """Put oneDNN's kernels over packed weights into a program that was recorded on a CPU.
 
 Each convolution and linear layer whose weight is the module's becomes one task with what directly follows it: an
-activation, and before that, for convolutions, the addition of another tensor of its size.
+activation, or, for convolutions, the addition of another tensor of its size.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.graph.buffers import with_buffers, without_unused
 from nimble_jobs.schedule import Arg, BufferKind, Program, Task, View
 
-_ACTIVATION = -2  # its position among the arguments of all of oneDNN's operators
+_ACTIVATION = -2  # its position among the arguments of tasks that may have one
 _ATTENTION = "aten._native_multi_head_attention."  # holds four products, which are recorded apart
+_MASK = 9  # its position among the arguments of attention
 _DIMENSIONS = (4, 5)  # of convolutions that oneDNN packs
+_PRODUCTS = (("mm", 2), ("addmm", 3))  # names, each with its number of arguments
 
 
 def with_packed_weights(recording: Recording) -> Recording:
@@ -35,10 +37,19 @@ def with_packed_weights(recording: Recording) -> Recording:
 
 def packs_weights(program: Program) -> bool:
     """Whether a program, recorded from eager, has tasks that oneDNN could run over packed weights."""
+    if not has_onednn():
+        return False
     weights = _Pass(program).weights
-    return has_onednn() and any(
-        t.op.startswith(_ATTENTION) or _convolution(t, weights) or _linear(t, weights) for t in program.tasks
-    )
+    return divides_attention(program) or any(_convolution(t, weights) or _linear(t, weights) for t in program.tasks)
+
+
+def divides_attention(program: Program) -> bool:
+    """Whether a program, recorded from eager, has torch's attention in one operator, and computes the same in parts.
+
+    With a mask it may not: where the mask hides all of a sequence, the operator gives NaN, and its parts do not.
+    """
+    tasks = [task for task in program.tasks if task.op.startswith(_ATTENTION)]
+    return bool(tasks) and all(task.args[_MASK:] == () or task.args[_MASK] is None for task in tasks)
 
 
 @contextlib.contextmanager
@@ -115,16 +126,11 @@ class _Pass:
         ours, view, result = entry.task, task.reads[0], task.writes[0]
         if ours.args[_ACTIVATION] != NO_ACTIVATION or not self._alike(view, result):
             return False
-        if ours.op == ADDED and activation[0] != "relu":  # the only one after a sum
-            return False
         if view.buffer != result.buffer and not (self._last[view.buffer] == task.index and self._fresh(result)):
             return False
         args = (*ours.args[:_ACTIVATION], activation, *ours.args[_ACTIVATION + 1 :])
         if view.buffer == result.buffer:
             self._replace(entry, replace(ours, args=args), result.buffer)
-        elif ours.op == ADDED:
-            self._move(result.buffer, view.buffer)
-            self._replace(entry, replace(ours, args=args), view.buffer)
         else:
             whole = replace(_result(ours), buffer=result.buffer)
             self._replace(entry, replace(ours, args=args, outputs=whole, writes=(whole,)), result.buffer)
@@ -156,13 +162,14 @@ class _Pass:
             joined = replace(
                 entry.task,
                 op=ADDED,
-                args=(*entry.task.args[:-1], other),
+                args=(*entry.task.args[:_ACTIVATION], other),
                 outputs=other,
                 reads=tuple(dict.fromkeys((*entry.task.reads, other))),
                 writes=(other,),
                 mutates=(other,),
             )
-            self._replace(entry, joined, other.buffer)
+            self._tasks[entry.position] = None
+            self._add(joined)
             return True
         return False
 
@@ -212,7 +219,7 @@ def _linear(task: Task, weights: set[int]) -> Task | None:
     """A recorded product with a weight as one of oneDNN's linear layers; None for other tasks."""
     name, _, _ = task.op.removeprefix("aten.").partition(".")
     kwargs = {n: a for n, a in task.kwargs if n != "out"}
-    if not task.op.startswith("aten.") or name not in ("addmm", "mm") or kwargs or len(task.writes) != 1:
+    if not task.op.startswith("aten.") or (name, len(task.args)) not in _PRODUCTS or kwargs or len(task.writes) != 1:
         return None
     bias, x, weight = (None, *task.args) if name == "mm" else task.args
     out = task.writes[0]
@@ -231,6 +238,8 @@ def _made(
         return None
     if not computes_in(dtype(x.dtype)) or 0 in out.shape:
         return None
+    if isinstance(bias, View) and bias.stride != (1,):  # oneDNN reads it as if it had no gaps
+        return None
     return replace(
         task,
         op=op,
@@ -244,20 +253,20 @@ def _made(
 
 
 def _activation(task: Task) -> Activation | None:
-    """The activation that a task computes, as oneDNN's operators name it; None if it is none."""
+    """The activation that a task computes, as oneDNN's operators name it; None if it is none of those that take time.
+
+    oneDNN's ReLU, hardtanh and hardsigmoid make numbers of NaN, and its leaky ReLU without a slope does.
+    """
     name = task.op.removeprefix("aten.").partition(".")[0].removesuffix("_")
     kwargs: Mapping[str, Arg] = dict(task.kwargs)
-    numbers = [a for a in task.args[1:] if isinstance(a, int | float)]
+    if len(task.args) != 1:
+        return None
     match name:
-        case "relu" | "sigmoid" | "tanh" | "hardswish" | "hardsigmoid" if len(task.args) == 1:
+        case "sigmoid" | "tanh" | "hardswish":
             return name, (), ""
-        case "silu" if len(task.args) == 1:
+        case "silu":
             return "swish", (), ""
-        case "hardtanh" if len(numbers) == 2:
-            return name, (float(numbers[0]), float(numbers[1])), ""
-        case "leaky_relu" if len(task.args) <= 2:
-            return name, (float(numbers[0]) if numbers else 0.01,), ""
-        case "gelu" if len(task.args) == 1:
+        case "gelu":
             algorithm = kwargs.get("approximate", "none")
             return (name, (), algorithm) if isinstance(algorithm, str) else None
     return None

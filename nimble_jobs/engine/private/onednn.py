@@ -74,12 +74,10 @@ def add_convolution_(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    activation: Activation,
 ) -> None:
-    """Add a convolution over a packed weight to `other`, in place, which then becomes the activation of the sum."""
-    last: tuple[Any, ...] = (None, [], None) if activation[0] == "none" else _listed(activation)
+    """Add a convolution over a packed weight to `other`, in place."""
     op: Any = torch.ops.mkldnn._convolution_pointwise_.binary
-    op(other, x, weight, bias, padding, stride, dilation, groups, "add", 1.0, *last)
+    op(other, x, weight, bias, padding, stride, dilation, groups, "add", 1.0, None, [], None)
 
 
 def linear(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,7 +23,7 @@ from nimble_jobs.engine import (
 )
 from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.inductor import compile_module, refusing_compilers
-from nimble_jobs.engine.onednn_pass import attention_in_parts, with_packed_weights
+from nimble_jobs.engine.onednn_pass import attention_in_parts, divides_attention, with_packed_weights
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
@@ -159,9 +158,11 @@ def record_source(
     example = {name: _laid_out(tensor, layout) for name, tensor in inputs.items()}
     state = state_of(module)
     if not source.compiled:
-        with attention_in_parts() if source.kernels == "onednn" else nullcontext():
-            recording = record(module, example, state, device, module)
+        recording = record(module, example, state, device, module)
         if source.kernels == "onednn":
+            if divides_attention(recording.program):
+                with attention_in_parts():
+                    recording = record(module, example, state, device, module)
             recording = with_packed_weights(recording)
     else:
         with refusing_compilers("the model"):
