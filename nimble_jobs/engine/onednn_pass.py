@@ -211,8 +211,30 @@ def _convolution(task: Task, weights: set[int]) -> Task | None:
     x, weight, bias, stride, padding, dilation, transposed, _, groups = task.args
     if not isinstance(x, View) or not isinstance(weight, View) or transposed or len(x.shape) not in _DIMENSIONS:
         return None
+    if _unsafe(weight, task.outputs, padding, dilation):
+        return None
     rest = (stride, padding, dilation, groups)
     return _made(task, CONVOLUTION, x, weight, bias, rest, task.outputs, weights)
+
+
+def _unsafe(weight: View, out: View, padding: Arg, dilation: Arg) -> bool:
+    """Whether torch 2.11's operator over oneDNN may give wrong numbers, or read memory that is not its own.
+
+    It does for groups of one channel if the result is one column wide or a volume, and where the whole kernel fits into
+    the padding.
+    """
+    if weight.shape[1] == 1 and (out.shape[-1] == 1 or len(out.shape) > 4):
+        return True
+    sizes = weight.shape[2:]
+    rims = zip(_each(padding, len(sizes)), sizes, _each(dilation, len(sizes)), strict=True)
+    return any(rim > (size - 1) * step for rim, size, step in rims)
+
+
+def _each(settings: Arg, dimensions: int) -> list[int]:
+    """A convolution's setting for each dimension; one may stand for all."""
+    assert isinstance(settings, tuple)
+    numbers = [n for n in settings if isinstance(n, int)]
+    return numbers * dimensions if len(numbers) == 1 else numbers
 
 
 def _linear(task: Task, weights: set[int]) -> Task | None:

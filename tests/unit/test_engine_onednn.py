@@ -108,6 +108,24 @@ def test_convolutions_equal_eager(layer: nn.Module, layout: torch.memory_format)
     assert differ(module, recording, x) < EXACT[torch.float32]
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv2d(1, 16, (1, 5), stride=(1, 3)), (1, 1, 2, 6)),
+        (nn.Conv2d(8, 24, (1, 2), stride=(1, 3), groups=8), (2, 8, 4, 3)),
+        (nn.Conv3d(3, 6, (2, 1, 5), padding=(1, 0, 2), groups=3), (1, 3, 1, 7, 7)),
+        (nn.Conv2d(1, 16, 1, stride=3, padding=(1, 2)), (1, 1, 9, 1)),
+        (nn.Conv2d(3, 16, 1, padding=1), (1, 3, 9, 9)),
+    ],
+    ids=str,
+)
+def test_what_onednn_computes_wrong_or_reads_beyond_is_left_to_eager(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    """Whether weights are packed or not: groups of one channel that become one column or a volume, in which some types
+    are read from memory that nothing has written; kernels within the padding, which end the process."""
+    module, x = nn.Sequential(layer).eval(), torch.randn(shape)
+    assert not set(ops(packed(module, x))) & set(OPERATORS)
+
+
 def test_volumes_are_packed_and_sequences_and_transposed_convolutions_are_not() -> None:
     """oneDNN's operators in torch take two and three dimensions."""
     volume, x = nn.Sequential(nn.Conv3d(2, 4, 3)).eval(), torch.randn(1, 2, 5, 5, 5)
