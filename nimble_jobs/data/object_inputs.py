@@ -145,21 +145,11 @@ def fetch(
     earlier call left unfinished is used, if the machine has not been started anew since (`boot`). Other copies in the
     folder are removed. Raises DataError if an object is not what was listed, or the disk has too little room.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     root, objects = listing.root(folder), _objects(listing.address, through)
-    complete, begun = (folder / f"{root.parent.name}.{word}" for word in ("complete", "begun"))
-    with reported(folder):
-        for other in folder.iterdir():
-            if other not in (root.parent, complete, begun):
-                remove_tree(other)
-        if complete.exists():
-            return
-        if not begun.exists() or begun.read_text() != boot:  # files of another boot may lack their bytes
-            remove_tree(root.parent)
-            begun.write_text(boot)
-        temporary = root.parent / "unfinished"
-        for needed in (root, temporary):
-            needed.mkdir(parents=True, exist_ok=True)
+    complete, temporary = folder / f"{root.parent.name}.complete", root.parent / "unfinished"
+    _make_room(folder, root, temporary, complete, boot)
+    if complete.exists():
+        return
     arrived = arrived or (lambda _number, _found: None)
     missing = _missing(listing, root, temporary, arrived)
     _check_room(listing, missing, folder)
@@ -192,6 +182,23 @@ def fetch(
         remove_tree(temporary)
         sync_all([*(root / name for name in listing.objects), root, root.parent])
         complete.touch()
+
+
+def _make_room(folder: Path, root: Path, temporary: Path, complete: Path, boot: str) -> None:
+    """Make the folders of a copy, without what an earlier boot left of it; remove other copies."""
+    begun = complete.with_suffix(".begun")
+    folder.mkdir(parents=True, exist_ok=True)
+    with reported(folder):
+        for other in folder.iterdir():
+            if other not in (root.parent, complete, begun):
+                remove_tree(other)
+        if complete.exists():
+            return
+        if not begun.exists() or begun.read_text() != boot:  # files of another boot may lack their bytes
+            remove_tree(root.parent)
+            begun.write_text(boot)
+        for needed in (root, temporary):
+            needed.mkdir(parents=True, exist_ok=True)
 
 
 def _missing(listing: Listing, root: Path, temporary: Path, arrived: Arrived) -> list[_Copy]:

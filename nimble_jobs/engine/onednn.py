@@ -19,7 +19,7 @@ from nimble_jobs.schedule import Program, Task, View
 CONVOLUTION, LINEAR = "nimble_jobs.onednn_convolution.default", "nimble_jobs.onednn_linear.default"
 ADDED = "nimble_jobs.onednn_convolution_.add"  # to a tensor, in place
 OPERATORS = (CONVOLUTION, ADDED, LINEAR)
-_SETTINGS = 4  # arguments of a convolution that follow the bias: stride, padding, dilation, groups
+_SETTINGS = 3  # position of a convolution's argument with its padding, stride, dilation and groups
 NO_ACTIVATION: onednn.Activation = ("none", (), "")
 
 
@@ -52,15 +52,15 @@ def packed_bytes(program: Program) -> int:
 
 def _layout(task: Task) -> tuple[View, tuple[object, ...]]:
     """A task's weight, and what decides how it is laid out."""
-    x, weight, _, *rest = task.args
+    x, weight = task.args[:2]
     assert isinstance(x, View)
     assert isinstance(weight, View)
-    return weight, () if task.op == LINEAR else (x.shape, *rest[:_SETTINGS])
+    return weight, () if task.op == LINEAR else (x.shape, task.args[_SETTINGS])
 
 
 class _Convolution:
-    """Arguments: x [n, channels, ...], weight, bias or None, stride, padding, dilation, groups, and then the activation
-    and the strides of the result, or what it is added to.
+    """Arguments: x [n, channels, ...], weight, bias or None, settings (padding, stride, dilation, groups), and then the
+    activation and the strides of the result, or what it is added to.
     """
 
     def __init__(self) -> None:
@@ -71,48 +71,28 @@ class _Convolution:
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
+        settings: onednn.Settings,
         activation: Sequence[Any],
         strides: Sequence[int],
     ) -> torch.Tensor:
-        settings = (stride, padding, dilation, groups)
-        packed = self._packed(x, weight, *settings)
-        return _laid_out(onednn.convolution(x, packed, bias, *settings, _activation(activation)), strides)
+        packed = self._packed(x, weight, settings)
+        return _laid_out(onednn.convolution(x, packed, bias, settings, _activation(activation)), strides)
 
     def add(
         self,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
+        settings: onednn.Settings,
         other: torch.Tensor,
     ) -> None:
-        settings = (stride, padding, dilation, groups)
-        packed = self._packed(x, weight, *settings)
-        onednn.add_convolution_(other, x, packed, bias, *settings)
+        packed = self._packed(x, weight, settings)
+        onednn.add_convolution_(other, x, packed, bias, settings)
 
-    def _packed(
-        self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-    ) -> torch.Tensor:
+    def _packed(self, x: torch.Tensor, weight: torch.Tensor, settings: onednn.Settings) -> torch.Tensor:
         if self._weight is None:
-            settings = (stride, padding, dilation, groups)
-            self._weight = _shared(
-                weight,
-                (*map(str, settings), *x.shape),
-                lambda: onednn.pack_convolution(weight, *settings, x.shape),
-            )
+            key = (*map(str, settings), *x.shape)
+            self._weight = _shared(weight, key, lambda: onednn.pack_convolution(weight, settings, x.shape))
         return self._weight.packed
 
 

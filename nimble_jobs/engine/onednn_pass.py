@@ -213,8 +213,8 @@ def _convolution(task: Task, weights: set[int]) -> Task | None:
         return None
     if _unsafe(weight, task.outputs, padding, dilation):
         return None
-    rest = (stride, padding, dilation, groups)
-    return _made(task, CONVOLUTION, x, weight, bias, rest, task.outputs, weights)
+    settings = (padding, stride, dilation, groups)
+    return _made(task, CONVOLUTION, x, weight, bias, (settings,), task.outputs, weights)
 
 
 def _unsafe(weight: View, out: View, padding: Arg, dilation: Arg) -> bool:

@@ -391,7 +391,7 @@ def test_weights_are_packed_only_if_they_will_stay_what_they_are(monkeypatch: py
     assert not any("oneDNN" in name for name in candidates(fold=False))
     assert not any("oneDNN" in name for name in candidates(fold=True, fuse="off"))
     monkeypatch.setattr(searching, "tested_version", lambda: "torch 9 was not tested")
-    assert "oneDNN kernels over packed weights" in candidates(fold=True)
+    assert "onednn kernels" in candidates(fold=True)
 
 
 def test_sources_of_a_compiler_carry_what_is_off(monkeypatch: pytest.MonkeyPatch) -> None:

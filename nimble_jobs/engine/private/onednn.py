@@ -10,6 +10,7 @@ import torch
 _NAMES = ("_convolution_pointwise", "_linear_pointwise", "_reorder_convolution_weight", "_reorder_linear_weight")
 _ROWS = 128  # what weights of linear layers are laid out for; that serves fewer and more rows as well
 
+Settings = Sequence[Any]  # of a convolution, in the order of the operators: padding, stride, dilation, groups
 Activation = tuple[str, tuple[float, ...], str]  # name, numbers, algorithm: as oneDNN's operators in torch take them
 
 
@@ -31,15 +32,12 @@ def computes_in(dtype: torch.dtype) -> bool:
 
 def pack_convolution(
     weight: torch.Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    settings: Settings,
     input_size: Sequence[int],
 ) -> torch.Tensor:
     """A convolution's weight in the layout that oneDNN prefers for such an input, as a tensor that only it can read."""
     op: Any = torch.ops.mkldnn._reorder_convolution_weight
-    packed: torch.Tensor = op(weight, padding, stride, dilation, groups, list(input_size))
+    packed: torch.Tensor = op(weight, *settings, list(input_size))
     return packed
 
 
@@ -53,15 +51,12 @@ def convolution(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    settings: Settings,
     activation: Activation,
 ) -> torch.Tensor:
     """The activation of a convolution over a packed weight."""
     op: Any = torch.ops.mkldnn._convolution_pointwise
-    result: torch.Tensor = op(x, weight, bias, padding, stride, dilation, groups, *_listed(activation))
+    result: torch.Tensor = op(x, weight, bias, *settings, *_listed(activation))
     return result
 
 
@@ -70,14 +65,11 @@ def add_convolution_(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
+    settings: Settings,
 ) -> None:
     """Add a convolution over a packed weight to `other`, in place."""
     op: Any = torch.ops.mkldnn._convolution_pointwise_.binary
-    op(other, x, weight, bias, padding, stride, dilation, groups, "add", 1.0, None, [], None)
+    op(other, x, weight, bias, *settings, "add", 1.0, None, [], None)
 
 
 def linear(

@@ -115,15 +115,12 @@ class Search:
         kernels: list[Kernels] = []
         able = devices.able(self._target.device)
         if (able.compilers or able.packed_weights) and self._options.fuse != "off":
+            kernels += ["inductor", "epilogues"] if able.compilers else ["onednn"]
+            kernels += ["max-autotune"] if able.compilers and self._options.fuse == "max" else []
             untested = tested_version()
             if untested is not None:
-                name = "inductor kernels" if able.compilers else "oneDNN kernels over packed weights"
-                self._left_out(name, f"not tried: {untested}")
-            elif able.compilers:
-                kernels += ["inductor", "epilogues"]
-                kernels += ["max-autotune"] if self._options.fuse == "max" else []
-            else:
-                kernels.append("onednn")
+                self._left_out(f"{kernels[0]} kernels", f"not tried: {untested}")
+                kernels.clear()
         return self._target.further(first.programs, kernels)
 
     def _try(self, source: Source, *, must: bool = False, streams: int | None = None) -> Found | None:
