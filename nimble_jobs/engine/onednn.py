@@ -58,13 +58,24 @@ def _layout(task: Task) -> tuple[View, tuple[object, ...]]:
     return weight, () if task.op == LINEAR else (x.shape, task.args[_SETTINGS])
 
 
-class _Convolution:
-    """Arguments: x [n, channels, ...], weight, bias or None, settings (padding, stride, dilation, groups), and then the
-    activation and the strides of the result, or what it is added to.
-    """
+class _Task:
+    """A bound task, which has its weight packed before its first call."""
 
     def __init__(self) -> None:
         self._weight: _Packed | None = None
+
+    def _packed(
+        self, weight: torch.Tensor, settings: tuple[object, ...], pack: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        if self._weight is None:
+            self._weight = _shared(weight, settings, pack)
+        return self._weight.packed
+
+
+class _Convolution(_Task):
+    """Arguments: x [n, channels, ...], weight, bias or None, settings (padding, stride, dilation, groups), and then the
+    activation and the strides of the result, or what it is added to.
+    """
 
     def __call__(
         self,
@@ -75,7 +86,7 @@ class _Convolution:
         activation: Sequence[Any],
         strides: Sequence[int],
     ) -> torch.Tensor:
-        packed = self._packed(x, weight, settings)
+        packed = self._packed_for(x, weight, settings)
         return _laid_out(onednn.convolution(x, packed, bias, settings, _activation(activation)), strides)
 
     def add(
@@ -86,21 +97,16 @@ class _Convolution:
         settings: onednn.Settings,
         other: torch.Tensor,
     ) -> None:
-        packed = self._packed(x, weight, settings)
+        packed = self._packed_for(x, weight, settings)
         onednn.add_convolution_(other, x, packed, bias, settings)
 
-    def _packed(self, x: torch.Tensor, weight: torch.Tensor, settings: onednn.Settings) -> torch.Tensor:
-        if self._weight is None:
-            key = (*map(str, settings), *x.shape)
-            self._weight = _shared(weight, key, lambda: onednn.pack_convolution(weight, settings, x.shape))
-        return self._weight.packed
+    def _packed_for(self, x: torch.Tensor, weight: torch.Tensor, settings: onednn.Settings) -> torch.Tensor:
+        key = (*map(str, settings), *x.shape)
+        return self._packed(weight, key, lambda: onednn.pack_convolution(weight, settings, x.shape))
 
 
-class _Linear:
+class _Linear(_Task):
     """Arguments: x [rows, in], weight [in, out], bias or None, activation, strides of the result."""
-
-    def __init__(self) -> None:
-        self._weight: _Packed | None = None
 
     def __call__(
         self,
@@ -110,9 +116,8 @@ class _Linear:
         activation: Sequence[Any],
         strides: Sequence[int],
     ) -> torch.Tensor:
-        if self._weight is None:
-            self._weight = _shared(weight, (), lambda: onednn.pack_linear(weight.t().contiguous()))
-        return _laid_out(onednn.linear(x, self._weight.packed, bias, _activation(activation)), strides)
+        packed = self._packed(weight, (), lambda: onednn.pack_linear(weight.t().contiguous()))
+        return _laid_out(onednn.linear(x, packed, bias, _activation(activation)), strides)
 
 
 def _shared(weight: torch.Tensor, settings: tuple[object, ...], pack: Callable[[], torch.Tensor]) -> _Packed:

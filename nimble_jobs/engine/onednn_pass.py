@@ -129,11 +129,8 @@ class _Pass:
         if view.buffer != result.buffer and not (self._last[view.buffer] == task.index and self._fresh(result)):
             return False
         args = (*ours.args[:_ACTIVATION], activation, *ours.args[_ACTIVATION + 1 :])
-        if view.buffer == result.buffer:
-            self._replace(entry, replace(ours, args=args), result.buffer)
-        else:
-            whole = replace(_result(ours), buffer=result.buffer)
-            self._replace(entry, replace(ours, args=args, outputs=whole, writes=(whole,)), result.buffer)
+        whole = replace(_result(ours), buffer=result.buffer)
+        self._replace(entry, replace(ours, args=args, outputs=whole, writes=(whole,)))
         return True
 
     def _added(self, task: Task) -> bool:
@@ -153,9 +150,8 @@ class _Pass:
             free = self._kind[other.buffer] is BufferKind.INTERMEDIATE and other.buffer not in (view.buffer, x.buffer)
             unused = self._last[other.buffer] == task.index or result.buffer == other.buffer
             placed = result.buffer in (view.buffer, other.buffer) or self._fresh(result)
-            alike = all(self._alike(replace(each, buffer=result.buffer), result) for each in (view, other, made))
-            whole = all(self._whole(each) for each in (view, other))
-            if not (done and free and unused and placed and alike and whole):
+            alike = all(self._alike(each, result) for each in (view, other, made))
+            if not (done and free and unused and placed and alike):
                 continue
             if result.buffer != other.buffer:
                 self._move(result.buffer, other.buffer)
@@ -168,16 +164,14 @@ class _Pass:
                 writes=(other,),
                 mutates=(other,),
             )
-            self._tasks[entry.position] = None
-            self._add(joined)
+            self._replace(entry, joined)
             return True
         return False
 
-    def _replace(self, entry: _Open, task: Task, result: int) -> None:
-        """Put a task in the place where the program is now, instead of an open one."""
+    def _replace(self, entry: _Open, task: Task) -> None:
+        """Put a task in the place where the program is now, instead of an open one. It takes in nothing more."""
         self._tasks[entry.position] = None
         self._add(task)
-        self._open[result] = _Open(len(self._tasks) - 1, task)
 
     def _move(self, buffer: int, place: int) -> None:
         """What is in one buffer from now on is found in another one."""
