@@ -42,15 +42,17 @@ class Proxy:
             except OSError:
                 return
             with client, suppress(ConnectionError):
-                request = _request(client)
-                line = request.partition(b"\r\n")[0]
-                self._seen[line] += 1
-                if self._seen[line] > 2:
-                    client.sendall(self._answer(request))
-                    continue
-                self.cuts += 1
-                self._cut(client, request, self._way % WAYS)
-                self._way += 1
+                self._respond(client, _request(client))
+
+    def _respond(self, client: socket.socket, request: bytes) -> None:
+        line = request.partition(b"\r\n")[0]
+        self._seen[line] += 1
+        if self._seen[line] > 2:
+            client.sendall(self._answer(request))
+            return
+        self.cuts += 1
+        self._cut(client, request, self._way % WAYS)
+        self._way += 1
 
     def _cut(self, client: socket.socket, request: bytes, way: int) -> None:
         if way > 0:

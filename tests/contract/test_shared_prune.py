@@ -7,7 +7,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -319,21 +318,14 @@ class Vanishing(cutting.Proxy):
 
     deletions = 0
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            with client, suppress(ConnectionError):
-                request = cutting._request(client)
-                self.deletions += b"?delete" in request.partition(b"\r\n")[0]
-                answer = self._answer(request) if self.deletions <= 2 else b""
-                if self.deletions < 2:
-                    client.sendall(answer)
-                    continue
-                self.deletions += 1
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    def _respond(self, client: socket.socket, request: bytes) -> None:
+        self.deletions += b"?delete" in request.partition(b"\r\n")[0]
+        answer = self._answer(request) if self.deletions <= 2 else b""
+        if self.deletions < 2:
+            client.sendall(answer)
+            return
+        self.deletions += 1
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 @only_s3
