@@ -52,7 +52,7 @@ _GPU = _Defaults(
     move_calls=20.0,
 )
 # On two cores ResNet-18 was built in 4.0 s and ResNet-50 in 8.3 s at 20 and 50 ms a call (start.md). Replays of eager's
-# kernels are no faster than eager there; packed weights took 0.35 to 0.75 of its time (kernels.md).
+# kernels are no faster than eager there; packed weights took 0.25 to 0.76 of its time (kernels.md, text.md).
 _CPU = _Defaults(
     build_s=1.0,
     build_calls=140.0,
