@@ -24,10 +24,16 @@ def same_strides(value: torch.Tensor, strides: tuple[int, ...]) -> bool:
 
 
 def add_call(graph: Graph, target: Any, *args: Any, **kwargs: Any) -> Node:
-    """Add a node to a graph of aten operators, with its fake result in `meta["val"]`, as its arguments have theirs."""
+    """Add a node to a graph of aten operators, with its fake result in `meta["val"]`, as its arguments have theirs.
+
+    An operator that needs exact strides gets its arguments with theirs. Inductor may lay them out otherwise, unless
+    `meta["eager_input_vals"]` has them, too.
+    """
     node = graph.call_function(target, args, kwargs)
     values = torch.fx.node.map_arg(args, lambda n: n.meta["val"])
     modes = [v.fake_mode for v in tree_leaves(values) if hasattr(v, "fake_mode")]
     with modes[0]:
         node.meta["val"] = target(*values, **kwargs)
+    if torch.Tag.needs_exact_strides in target.tags:
+        node.meta["eager_input_vals"] = (values, kwargs)
     return node

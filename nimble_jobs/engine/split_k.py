@@ -4,6 +4,9 @@ With few records a convolution of many channels has few output tiles, so most of
 sums. Here several blocks share each sum. They write their parts in fp32, and the compiler's kernel that follows adds
 them up, in a fixed order, with whatever else it does: bias, activation, normalisation.
 
+The same kernel takes the first convolution of most networks, over pictures of few channels, often in one part. There
+it reads whole rows of the window, which lie side by side in memory; libraries read each pixel by itself.
+
 Two operators compute the parts in torch. `epilogues` and `product_parts` put them into a compiler's graph where our
 kernel is faster. In the recording our kernel takes their place.
 """
@@ -27,9 +30,16 @@ from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, capability_of,
 from nimble_jobs.schedule import Task, View
 
 PREFIX = "triton.split_k"
-TILES = {"64x64x64": (64, 64, 64, 4, 4)}  # by name: blocks of pixels, features and channels, warps, stages
+TILES = {  # by name: blocks of pixels, features and channels, warps, stages; the first whose channels fit is used
+    "64x64x64": (64, 64, 64, 4, 4),
+    "64x64x32": (64, 64, 32, 4, 4),
+    "64x64x16": (64, 64, 16, 4, 4),
+}
+_ROWS = "-rows"  # ends the name of a tile over whole rows of the window, for pictures of few channels
+_WIDEST_ROW = 64  # values
 MOST_PARTS = 18
-_FEWEST_STEPS = 12  # blocks of channels in a sum that is worth dividing
+_SHORTEST = 768  # values in a sum that is worth dividing
+_SHORTEST_WINDOW = 128  # the same, for windows of several pixels: libraries take longer there
 _BLOCKS = 132  # a block for each multiprocessor of an H100 or H200
 _NAMESPACE = "nimble_jobs"
 
@@ -96,7 +106,7 @@ class Shape:
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """Tiles and numbers of parts that are worth trying; none if our kernel cannot compute it, or need not."""
+        """A tile and a number of parts that are worth trying; none if our kernel cannot compute it, or need not."""
         sizes = (self.images, self.channels, self.features, *self.out)
         if self.dtype not in ("float16", "bfloat16") or min(sizes) < 1 or self.features % 8:
             return ()
@@ -105,17 +115,27 @@ class Shape:
             >= MOST
         ):
             return ()
-        found = []
-        for name, (pixels, features, channels, _, _) in TILES.items():
-            tiles = -(-self.pixels // pixels) * -(-self.features // features)
-            steps = math.prod(self.kernel) * self.channels // channels
-            if self.channels % channels or steps < _FEWEST_STEPS or 2 * tiles > _BLOCKS:
-                continue
-            parts = [n for n in range(2, min(steps, MOST_PARTS) + 1) if steps % n == 0]
-            if parts:
-                best = min(parts, key=lambda n: abs(math.log(n * tiles / _BLOCKS)))
-                found.append(f"{name}/{best}")
-        return tuple(found)
+        taps, row = math.prod(self.kernel), self.kernel[1] * self.channels
+        tile = next((name for name, (_, _, block, _, _) in TILES.items() if self.channels % block == 0), None)
+        if tile is None and taps > 1 and row <= _WIDEST_ROW:
+            tile = f"64x64x{max(16, 1 << (row - 1).bit_length())}{_ROWS}"
+        elif tile is None or taps * self.channels < (_SHORTEST if taps == 1 else _SHORTEST_WINDOW):
+            return ()
+        pixels, features = _tile(tile)[:2]
+        tiles = -(-self.pixels // pixels) * -(-self.features // features)
+        steps = self.steps(tile)
+        fewest = 1 if tile.endswith(_ROWS) else 2
+        parts = [n for n in range(fewest, min(steps, MOST_PARTS) + 1) if steps % n == 0]
+        if (fewest > 1 and fewest * tiles > _BLOCKS) or not parts:
+            return ()
+        best = min(parts, key=lambda n: abs(math.log(n * tiles / _BLOCKS)))
+        return (f"{tile}/{best}",)
+
+    def steps(self, tile: str) -> int:
+        """Blocks of channels, or rows of the window, in a sum."""
+        if tile.endswith(_ROWS):
+            return self.kernel[0]
+        return math.prod(self.kernel) * self.channels // _tile(tile)[2]
 
     def name(self, way: str) -> str:
         """The kernel's name, which tells binaries and grids apart."""
@@ -127,6 +147,10 @@ class Shape:
 def parts_of(way: str) -> int:
     """The number of parts of a way."""
     return int(way.rpartition("/")[2])
+
+
+def _tile(name: str) -> tuple[int, int, int, int, int]:
+    return TILES[name.removesuffix(_ROWS)]
 
 
 def code_digest() -> str:
@@ -195,7 +219,7 @@ def compiled(shape: Shape, way: str, capability: int) -> StaticKernel:
     from nimble_jobs.engine import split_k_triton
 
     tile, _, parts = way.rpartition("/")
-    pixels, features, _, warps, stages = TILES[tile]
+    pixels, features, _, warps, stages = _tile(tile)
     grid = (-(-shape.pixels // pixels), -(-shape.features // features), int(parts))
     kind = TYPES[shape.dtype]
     return static_triton.compiled(
@@ -209,8 +233,8 @@ def compiled(shape: Shape, way: str, capability: int) -> StaticKernel:
 
 def constants(shape: Shape, way: str) -> dict[str, int]:
     """Of the kernel."""
-    pixels, features, channels, _, _ = TILES[way.rpartition("/")[0]]
-    steps = math.prod(shape.kernel) * shape.channels // channels
+    tile = way.rpartition("/")[0]
+    pixels, features, channels, _, _ = _tile(tile)
     return {
         "PIXELS": shape.pixels,
         "OUT_HEIGHT": shape.out[0],
@@ -225,10 +249,11 @@ def constants(shape: Shape, way: str) -> dict[str, int]:
         "STRIDE_X": shape.stride[1],
         "PADDING_Y": shape.padding[0],
         "PADDING_X": shape.padding[1],
-        "STEPS": steps // parts_of(way),
+        "STEPS": shape.steps(tile) // parts_of(way),
         "PIXEL_BLOCK": pixels,
         "FEATURE_BLOCK": features,
         "CHANNEL_BLOCK": channels,
+        "ROWS": int(tile.endswith(_ROWS)),
     }
 
 

@@ -23,6 +23,7 @@ from nimble_jobs.task_times import TaskTimes
 _aten = torch.ops.aten
 _CONVERT = torch.ops.prims.convert_element_type.default  # of what means the same, the one that Inductor knows here
 _GAIN = 0.95  # ours must take less than this share
+_SMALL = 1 << 14  # results, which a kernel of its own adds up at little cost
 _CACHED_BYTES = 128 << 20  # weights that take turns are larger than any cache: in a model they come from memory
 _VIEWS = (_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)
 
@@ -69,7 +70,8 @@ def split_convolution(graph: Graph, convolution: Node, way: str) -> None:
 
 
 def split_products(graph: Graph, device: torch.device, chosen: Callable[[Shape, str], None] = lambda *_: None) -> None:
-    """Divide the sums of linear layers that a pointwise kernel or a normalisation follows, where that is faster.
+    """Divide the sums of linear layers where that is faster: of those that a pointwise kernel or a normalisation
+    follows, and of small ones, such as a classifier's for few records.
 
     The graph is functional. `chosen` is called with each shape and its way, "library" or one of the shape's.
     """
@@ -78,7 +80,7 @@ def split_products(graph: Graph, device: torch.device, chosen: Callable[[Shape, 
         if match is None:
             continue
         x, weight, bias, shape = match
-        way = fastest(shape, device)
+        way = fastest(shape, device, followed=_feeds_pointwise(node))
         chosen(shape, way)
         if way == "library":
             continue
@@ -92,13 +94,13 @@ def split_products(graph: Graph, device: torch.device, chosen: Callable[[Shape, 
     graph.lint()
 
 
-def fastest(shape: Shape, device: torch.device) -> str:
-    """The fastest way to run a product, now or as measured earlier."""
-    more = {"task": "linear layer", "code": code_digest()}
-    return choices.way_for(shape, ("library", *shape.ways), device, lambda: _times(shape, device), **more)
+def fastest(shape: Shape, device: torch.device, *, followed: bool = True) -> str:
+    """The fastest way to run a product, now or as measured earlier. `followed`: a pointwise kernel runs in any case."""
+    more = {"task": "linear layer", "code": code_digest(), "followed": str(followed)}
+    return choices.way_for(shape, ("library", *shape.ways), device, lambda: _times(shape, device, followed), **more)
 
 
-def _times(shape: Shape, device: torch.device) -> TaskTimes:
+def _times(shape: Shape, device: torch.device, followed: bool) -> TaskTimes:
     generator = torch.Generator(device).manual_seed(0)  # leaves the process's random state alone
 
     def random(*sizes: int) -> torch.Tensor:
@@ -115,7 +117,8 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
         return weights[turn[0] % many]
 
     def library() -> torch.Tensor:
-        return torch.add(torch.mm(x, weight().t()), other)  # the addition stands for the kernel that follows
+        product = torch.mm(x, weight().t())
+        return torch.add(product, other) if followed else product  # the addition stands for the kernel that follows
 
     theirs = torch.mm(x, weights[0].t())
     ways = Ways(shape.dtype)
@@ -127,7 +130,9 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
 
 
 def _match(node: Node) -> tuple[Node, Node, Node | None, Shape] | None:
-    """The input, weight and bias of a linear layer whose result only pointwise operators read; None for others."""
+    """The input, weight and bias of a linear layer whose result only pointwise operators read, or is small; None for
+    others.
+    """
     if node.target is _aten.addmm.default and not node.kwargs:
         bias, x, turned = node.args
     elif node.target is _aten.mm.default and not node.kwargs:
@@ -145,7 +150,7 @@ def _match(node: Node) -> tuple[Node, Node, Node | None, Shape] | None:
     x_val, weight_val, out = (each.meta["val"] for each in (x, weight, node))
     if not all(_is_dense(value) for value in (x_val, weight_val, out)):
         return None
-    if not _feeds_pointwise(node):
+    if out.numel() > _SMALL and not _feeds_pointwise(node):
         return None
     shape = product_shape(str(out.dtype).removeprefix("torch."), tuple(x_val.shape), tuple(weight_val.shape))
     return (x, weight, bias if isinstance(bias, Node) else None, shape) if shape.ways else None

@@ -59,12 +59,20 @@ def test_shapes_that_are_worth_dividing() -> None:
     assert (deep.out, deep.pixels, deep.ways) == ((14, 14), 196, ("64x64x64/9",))
     assert SMALL.out == (3, 4)
     assert SMALL.ways == ("64x64x64/12",)
+    wide = {**vars(deep), "height": 17, "width": 17, "features": 160, "kernel": (1, 7), "padding": (0, 3)}
+    assert Shape(**{**wide, "channels": 160}).ways == ("64x64x32/7",)
+    assert Shape(**{**vars(deep), "channels": 48, "kernel": (5, 5), "padding": (2, 2)}).ways == ("64x64x16/5",)
+    assert Shape(**{**vars(deep), "channels": 64}).ways == ("64x64x64/9",)
+    picture = {"channels": 3, "height": 224, "width": 224, "features": 64, "stride": (2, 2)}
+    assert Shape(**{**vars(deep), **picture, "kernel": (7, 7), "padding": (3, 3)}).ways == ("64x64x32-rows/1",)
+    assert Shape(**{**vars(deep), **picture, "height": 30, "width": 30}).ways == ("64x64x16-rows/3",)
     for change in (
         {"height": 112, "width": 112},
         {"channels": 100},
         {"dtype": "float32"},
         {"features": 9},
-        {"channels": 64},
+        {"channels": 24},  # a row of the window has more than 64 values
+        {"channels": 512, "kernel": (1, 1), "padding": (0, 0)},
     ):
         assert not Shape(**{**vars(deep), **change}).ways
     assert product_shape("float16", (2, 64, 3072), (768, 3072)).ways == ("64x64x64/6",)
@@ -127,7 +135,7 @@ def test_inductor_takes_the_parts(request: pytest.FixtureRequest) -> None:
     x = torch.randn(1, 128, 6, 6).bfloat16().contiguous(memory_format=torch.channels_last)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(epilogues, "fastest", lambda group, *_: group.ways[-1])
-        patch.setattr(split_k_pass, "fastest", lambda shape, _: shape.ways[0])
+        patch.setattr(split_k_pass, "fastest", lambda shape, *_, **__: shape.ways[0])
         out = torch.compile(module, options={"post_grad_custom_post_pass": Pass()})(x)
         torch.testing.assert_close(out, module(x), rtol=2e-2, atol=2e-2)
     forget_compiled()
@@ -151,17 +159,52 @@ def test_linear_layers_in_parts_compute_the_same() -> None:
 
     module, x = Net().eval().bfloat16(), torch.randn(2, 3, 768).bfloat16()
     seen: list[tuple[Shape, str]] = []
+    asked: list[dict[str, bool]] = []
+    small = 0
 
     def change(graph: torch.fx.Graph) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(split_k_pass, "fastest", lambda shape, _: shape.ways[0])
+            patch.setattr(split_k_pass, "_SMALL", small)
+            patch.setattr(split_k_pass, "fastest", lambda shape, _, **more: asked.append(more) or shape.ways[0])
             split_products(graph, CPU, lambda shape, way: seen.append((shape, way)))
 
     out, operators = traced(module, x, change)
     torch.testing.assert_close(out, module(x), rtol=2e-2, atol=2e-2)
     shape = product_shape("bfloat16", (6, 768), (64, 768))
     assert seen == [(shape, shape.ways[0])] * 2
+    assert asked == [{"followed": True}] * 2
     assert {PRODUCT, torch.ops.aten.addmm.default, torch.ops.aten.mm.default} <= operators
+
+    small = 6 * 64  # results: then the last one is divided too, whoever reads it
+    out, _ = traced(module, x, change)
+    torch.testing.assert_close(out, module(x), rtol=2e-2, atol=2e-2)
+    assert asked[2:] == [{"followed": True}, {"followed": True}, {"followed": False}]
+
+
+def test_compilers_are_told_how_our_operators_read() -> None:
+    """Inductor gives an operator that a pass put in any layout, where that does not say which one."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.last = nn.Conv2d(8, 64, 1), nn.Conv2d(8, 64, 1), nn.Conv2d(128, 64, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.cat([self.left(x).relu(), self.right(x).relu()], 1)).sigmoid()
+
+    found: list[tuple[int, ...]] = []
+
+    def change(graph: torch.fx.Graph) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(epilogues, "fastest", lambda group, *_: group.ways[-1])
+            choose_ways(graph, CPU)
+        (node,) = graph.find_nodes(op="call_function", target=CONVOLUTION)
+        found.extend(value.stride() for value in node.meta["eager_input_vals"][0][:2])
+
+    module = Net().eval().bfloat16().to(memory_format=torch.channels_last)
+    x = torch.randn(1, 8, 6, 6).bfloat16().contiguous(memory_format=torch.channels_last)
+    traced(module, x, change)
+    assert found == [(4608, 1, 768, 128), (1152, 1, 384, 128)]
 
 
 def test_only_a_turned_weight_is_a_linear_layers() -> None:
@@ -181,7 +224,7 @@ def test_only_a_turned_weight_is_a_linear_layers() -> None:
 
         def change(graph: torch.fx.Graph) -> None:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(split_k_pass, "fastest", lambda shape, _: shape.ways[0])
+                patch.setattr(split_k_pass, "fastest", lambda shape, *_, **__: shape.ways[0])
                 split_products(graph, CPU, lambda shape, _: seen.append(shape))
 
         out, _ = traced(module, x, change)
@@ -258,16 +301,25 @@ shapes = [
         kernel=(3, 1), stride=(2, 1), padding=(1, 0),
     ),
     product_shape("float16", (7, 192), (64, 192)),
+    Shape(dtype="float16", images=1, channels=96, height=4, width=5, features=8, kernel=(1, 3), padding=(0, 1)),
+    Shape(dtype="float16", images=1, channels=48, height=5, width=4, features=24, kernel=(5, 5), padding=(2, 2)),
+    Shape(
+        dtype="float16", images=2, channels=3, height=9, width=11, features=16,
+        kernel=(6, 7), stride=(2, 2), padding=(3, 3),
+    ),
+    Shape(dtype="float16", images=1, channels=5, height=4, width=4, features=8, kernel=(3, 3), padding=(1, 1)),
 ]
 for shape in shapes:
     x = torch.randn(shape.images, shape.channels, shape.height, shape.width).half()
     weight = torch.randn(shape.features, shape.channels, *shape.kernel).half() / 8
     expected = torch.nn.functional.conv2d(x.float(), weight.float(), None, shape.stride, shape.padding)
     x, weight = (t.contiguous(memory_format=torch.channels_last) for t in (x, weight))
+    tiles = (f"64x64x{block}" for block in (64, 32, 16) if shape.channels % block == 0)
+    tile = next(tiles, shape.ways[0].partition("/")[0] if shape.ways else "")
     for parts in (1, 3):
         out = torch.full((parts, shape.pixels, shape.features), float("nan"))
         grid = (-(-shape.pixels // 64), -(-shape.features // 64), parts)
-        split_k_triton.split_k[grid](x, weight, out, **constants(shape, f"64x64x64/{parts}"))
+        split_k_triton.split_k[grid](x, weight, out, **constants(shape, f"{tile}/{parts}"))
         found = out.sum(0).view(shape.images, *shape.out, shape.features).permute(0, 3, 1, 2)
         torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
 print("equal")

@@ -20,7 +20,7 @@ from nimble_jobs.planner.search.target import Planned
 from nimble_jobs.schedule import GraphFacts, Plan
 
 _CAPS = (2, 4, 8, 16)
-_WORTH_TRYING = 0.93  # critical path over total work, above which streams are not tried
+_WORTH_TRYING = 0.98  # critical path over total work, above which streams are not tried
 _MOST_STREAMS = 32  # gradients of weights are all independent, and libraries keep a workspace for every stream
 _FEWER_STREAMS = 8  # the most of plans with fewer streams than may run at once
 _MOST_PLANS = 3  # to be captured and measured: for a whole step each takes long
