@@ -44,6 +44,8 @@ _CALLS = 200  # at most per sample
 _SAMPLES = 7
 _CPU_ROUNDS = 4  # the first one warms up
 _GPU_SAMPLES = 3
+_TURNS = 9  # of calls that are compared with each other
+_CLOCK_RISES_S = 0.01
 _ROUNDS_AHEAD = 25  # between two waits for the device
 _LONGEST_SPIN_US = 100_000.0
 _REPEATS = 20  # of a task in its graph, so that the graph's launch of a few microseconds hardly counts
@@ -144,19 +146,23 @@ def kernels_us(call: Callable[[], object], call_us: float, device: torch.device)
 def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
     """Time of each call's kernels on a GPU, without their launches, in microseconds.
 
-    Raises EngineError if a call cannot be captured.
+    The calls take turns: a GPU that waited for a compiler runs at a low clock at first, and whichever call came first
+    would lose by that. Raises EngineError if a call cannot be captured.
     """
     pool = torch.cuda.graph_pool_handle()
     graphs: list[torch.cuda.CUDAGraph] = []
-    times = []
     with _beside(device) as stream:
         for call in calls:
             call()  # libraries choose algorithms
             graphs.append(torch.cuda.CUDAGraph())
             with cleared_if_failed(device):
                 _capture_repeated(call, graphs[-1], pool, stream)
-            times.append(_repeated_us(graphs[-1], stream))
-    return times
+        began = time.perf_counter()
+        while time.perf_counter() - began < _CLOCK_RISES_S:
+            for graph in graphs:
+                _once_us(graph, stream)
+        turns = [[_once_us(graph, stream) for graph in graphs] for _ in range(_TURNS)]
+    return [median(times) for times in zip(*turns, strict=True)]
 
 
 def task_times_us(bound: Bound, device: torch.device, *, put_back: Callable[[], object] = lambda: None) -> list[float]:
@@ -243,15 +249,18 @@ def _capture_repeated(
 
 def _repeated_us(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
     """Time of one of the calls in a graph, in microseconds."""
-    samples = []
-    for _ in range(_GPU_SAMPLES + 1):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record(stream)
-        graph.replay()
-        end.record(stream)
-        end.synchronize()
-        samples.append(float(start.elapsed_time(end)) * 1e3 / _REPEATS)
+    samples = [_once_us(graph, stream) for _ in range(_GPU_SAMPLES + 1)]
     return median(samples[1:])
+
+
+def _once_us(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
+    """The same, in one replay."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record(stream)
+    graph.replay()
+    end.record(stream)
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3 / _REPEATS
 
 
 def _sample(call: Callable[[], object], device: torch.device, calls: int) -> float:
