@@ -24,6 +24,10 @@ class Kernel(StrEnum):
     ATTENTION = "attention", "Attention in one kernel, without masks that hide nothing."
     DEPTHWISE = "depthwise", "Depthwise convolutions in a kernel of our own."
     DEPTHWISE_ACTIVATION = "depthwise-activation", "Depthwise convolutions with bias and activation in one kernel."
+    POINTWISE = (
+        "pointwise",
+        "Convolutions of single pixels with bias and activation, or a sum, in one kernel of our own.",
+    )
     SQUEEZE_EXCITE = "squeeze-excite", "Squeeze-and-excitation in two kernels."
     LINEAR_GELU = "linear-gelu", "Linear layers with GELU in one kernel."
     PATCHES = "patches", "Convolutions that cut pictures into patches, as matrix products."

@@ -219,7 +219,7 @@ def _faster(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> St
 
 def code_digest() -> str:
     """Of the source of our kernels."""
-    return digest_of("depthwise_triton")
+    return digest_of("depthwise_triton", "activations_triton")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from nimble_jobs.engine import depthwise, static_triton
+from nimble_jobs.engine.activations import ACTIVATIONS
 from nimble_jobs.engine.own_kernels import Launched, put_in_place
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
@@ -21,12 +22,6 @@ from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.engine.static_triton import TYPES, Launch, aligned, capability_of
 from nimble_jobs.schedule import Program, Task, View
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # in the order of the kernel's numbers
-    "relu": functional.relu,
-    "relu6": functional.relu6,
-    "silu": functional.silu,
-    "hardswish": functional.hardswish,
-}
 _NAMESPACE = "nimble_jobs"
 
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")

@@ -12,7 +12,8 @@ from torch.fx import Graph, Node
 from torch.nn import functional
 
 from nimble_jobs.engine import choices, depthwise, measure
-from nimble_jobs.engine.depthwise_activated import ACTIVATIONS, OPERATOR, Activated, Wanted, compiled
+from nimble_jobs.engine.activations import ACTIVATIONS, activation_of
+from nimble_jobs.engine.depthwise_activated import OPERATOR, Activated, Wanted, compiled
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.static_triton import MOST, TYPES, capability_of
@@ -21,13 +22,6 @@ from nimble_jobs.errors import EngineError
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.95  # ours must take less than this share
-_NAMES: dict[object, str] = {
-    functional.relu: "relu",
-    torch.relu: "relu",
-    functional.relu6: "relu6",
-    functional.silu: "silu",
-    functional.hardswish: "hardswish",
-}
 _CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 
 
@@ -101,7 +95,7 @@ def _times(one: Activated, device: torch.device) -> TaskTimes:
 
 def _match(activation: Node, device: torch.device) -> _Match | None:
     """A depthwise convolution with bias that only this activation reads; None if ours cannot compute it."""
-    name, convolution = _name(activation), activation.args[0] if activation.args else None
+    name, convolution = activation_of(activation), activation.args[0] if activation.args else None
     if name is None or not isinstance(convolution, Node) or len(convolution.users) != 1:
         return None
     if convolution.target not in (torch.conv2d, functional.conv2d):
@@ -118,14 +112,6 @@ def _match(activation: Node, device: torch.device) -> _Match | None:
     if shape is None:
         return None
     return _Match(one=Activated(shape=shape, activation=name), given=(x, weight, bias), convolution=convolution)
-
-
-def _name(node: Node) -> str | None:
-    """The activation that a node computes."""
-    if node.target is functional.hardtanh:
-        bounds = (*node.args[1:3], *(node.kwargs[n] for n in ("min_val", "max_val") if n in node.kwargs))
-        return "relu6" if bounds == (0.0, 6.0) else None
-    return _NAMES.get(node.target)
 
 
 def _both(value: Any) -> int | None:

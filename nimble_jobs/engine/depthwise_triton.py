@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nimble_jobs.engine.activations_triton import activated
+
 SIZES = ("units", "height", "width", "out_height", "out_width", "places", "stride", "padding", "dilation")
 
 
@@ -113,7 +115,7 @@ def depthwise_activated(
     CHANNELS: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """The same, with bias and activation, by its number: ReLU, ReLU6, SiLU, Hardswish."""
+    """The same, with bias and activation, by its number."""
     channels = units * UNIT
     total, where, exist = _sums(
         x,
@@ -133,14 +135,7 @@ def depthwise_activated(
     )
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     total += tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)[None, :]
-    if ACTIVATION == 0:
-        total = tl.maximum(total, 0.0)
-    elif ACTIVATION == 1:
-        total = tl.minimum(tl.maximum(total, 0.0), 6.0)
-    elif ACTIVATION == 2:
-        total = total * tl.sigmoid(total)
-    else:
-        total = total * tl.minimum(tl.maximum(total + 3.0, 0.0), 6.0) * (1.0 / 6.0)
+    total = activated(total, ACTIVATION)
     tl.store(out + where, total.to(out.dtype.element_ty), mask=exist)
 
 

@@ -8,9 +8,10 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine import depthwise_pass
+from nimble_jobs.engine.activations import ACTIVATIONS
 from nimble_jobs.engine.capture import capture
 from nimble_jobs.engine.depthwise import PREFIX, Shape
-from nimble_jobs.engine.depthwise_activated import ACTIVATIONS, Activated, compiled
+from nimble_jobs.engine.depthwise_activated import Activated, compiled
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.state import state_of

@@ -10,9 +10,10 @@ from torch import nn
 from torch.nn import functional
 
 from nimble_jobs.engine import depthwise_activated, depthwise_pass, measure
+from nimble_jobs.engine.activations import ACTIVATIONS
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.depthwise import Shape
-from nimble_jobs.engine.depthwise_activated import ACTIVATIONS, OPERATOR, Activated, wanted_as_in, with_own_kernels
+from nimble_jobs.engine.depthwise_activated import OPERATOR, Activated, wanted_as_in, with_own_kernels
 from nimble_jobs.engine.depthwise_pass import is_faster
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import record, state_of
@@ -144,7 +145,8 @@ _INTERPRETED = """
 import torch
 from nimble_jobs.engine import depthwise_triton
 from nimble_jobs.engine.depthwise import Shape
-from nimble_jobs.engine.depthwise_activated import ACTIVATIONS, OPERATOR
+from nimble_jobs.engine.activations import ACTIVATIONS
+from nimble_jobs.engine.depthwise_activated import OPERATOR
 
 torch.manual_seed(0)
 for number, activation in enumerate(ACTIVATIONS):

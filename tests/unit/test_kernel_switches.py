@@ -52,6 +52,7 @@ OURS = Source(kernels="epilogues", layout="given")
 PASSES = {
     Kernel.SQUEEZE_EXCITE: sources.squeeze_excite_pass,
     Kernel.DEPTHWISE_ACTIVATION: sources.depthwise_pass,
+    Kernel.POINTWISE: sources.pointwise_pass,
     Kernel.LINEAR_GELU: sources.product_gelu_pass,
     Kernel.ATTENTION: sources.attention_pass,
     Kernel.PATCHES: sources.patches_pass,

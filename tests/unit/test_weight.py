@@ -18,6 +18,7 @@ LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "engine/depthwise_triton.py:depthwise_activated": "a kernel takes every size and stride by itself",
     "engine/depthwise_triton.py:depthwise_channels_last": "a kernel takes every size and stride by itself",
     "engine/depthwise_triton.py:depthwise_contiguous": "a kernel takes every size and stride by itself",
+    "engine/pointwise_triton.py:pointwise": "a kernel takes every size by itself",
     "engine/product_gelu_triton.py:product_gelu": "a kernel takes every size by itself",
     "engine/squeeze_excite_triton.py:squeeze": "a kernel takes every size by itself",
     "engine/squeeze_excite_triton.py:excite": "a kernel takes every size by itself",

@@ -1,0 +1,31 @@
+"""The activations that kernels of our own compute, and the nodes of a graph that are one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.fx import Node
+from torch.nn import functional
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # in the order of the kernels' numbers
+    "relu": functional.relu,
+    "relu6": functional.relu6,
+    "silu": functional.silu,
+    "hardswish": functional.hardswish,
+}
+_NAMES: dict[object, str] = {
+    functional.relu: "relu",
+    torch.relu: "relu",
+    functional.relu6: "relu6",
+    functional.silu: "silu",
+    functional.hardswish: "hardswish",
+}
+
+
+def activation_of(node: Node) -> str | None:
+    """The one of ACTIVATIONS that a node of torch's functions computes; None if it computes another function."""
+    if node.target is functional.hardtanh:
+        bounds = (*node.args[1:3], *(node.kwargs[n] for n in ("min_val", "max_val") if n in node.kwargs))
+        return "relu6" if bounds == (0.0, 6.0) else None
+    return _NAMES.get(node.target)

@@ -1,0 +1,210 @@
+"""Pointwise convolutions with activation or sum: where they are seen, and that operator and kernel compute the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from nimble_jobs.engine import pointwise, pointwise_pass, ways
+from nimble_jobs.engine.choices import Choices, using
+from nimble_jobs.engine.pointwise import OPERATOR, Shape, wanted_as_in, with_own_kernels
+from nimble_jobs.engine.private.runtime import forget_compiled
+from nimble_jobs.engine.record import record, state_of
+from nimble_jobs.engine.static_kernel import pack
+from tests.kernel_trials import interpreted, timed_as
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+# torch's own compiler warns of torch.jit, which it imports
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+def shape(*, pixels: int = 12, inputs: int = 16, features: int = 24, added: bool = False, then: str = "relu6") -> Shape:
+    return Shape(dtype="bfloat16", pixels=pixels, inputs=inputs, features=features, added=added, activation=then)
+
+
+class Seen(nn.Module):
+    """One with each activation that libraries do not know, and sums in three forms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = nn.ModuleList(nn.Conv2d(16, 16, 1) for _ in range(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for convolution, activation in zip(
+            self.all, (nn.ReLU6(inplace=True), nn.SiLU(), nn.Hardswish(inplace=True)), strict=False
+        ):
+            x = activation(convolution(x))
+        x = x + self.all[3](x.sigmoid())
+        y = self.all[4](x.sigmoid())
+        y += x
+        return torch.add(self.all[5](y.sigmoid()), y)
+
+
+class Unseen(nn.Module):
+    """What is not quite one, or is better left to libraries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bare = nn.Conv2d(16, 16, 1, bias=False)
+        self.wide = nn.Conv2d(16, 16, 3, padding=1)
+        self.strided = nn.Conv2d(16, 16, 1, stride=2)
+        self.plain, self.summed, self.twice, self.spread, self.written = (nn.Conv2d(16, 16, 1) for _ in range(5))
+        self.odd = nn.Conv2d(16, 12, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.silu(self.strided(functional.silu(self.wide(functional.silu(self.bare(x))))))
+        x = functional.relu(self.plain(x))  # the library's epilogue
+        x = functional.relu(x + self.summed(x))  # cuDNN's
+        y = self.twice(x)
+        x = functional.silu(y) + y.sigmoid()
+        x = x + self.spread(x.mean((2, 3), keepdim=True))  # over all pixels
+        before = x
+        x += self.written(x.sigmoid())  # writes into what is read below
+        return functional.silu(self.odd(x + before.sigmoid()))
+
+
+@pytest.mark.parametrize(("kind", "count"), [(Seen, 6), (Unseen, 0)])
+def test_they_are_seen_and_compute_the_same(kind: type[nn.Module], count: int) -> None:
+    """Each with its activation or sum; what is not quite one stays as it is."""
+    torch.manual_seed(0)
+    module = kind().eval().bfloat16().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 16, 6, 4).bfloat16().contiguous(memory_format=torch.channels_last)
+    seen: list[Shape] = []
+
+    def wanted(one: Shape, _: torch.device) -> str:
+        seen.append(one)
+        return one.tiles[0]
+
+    def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
+        graph = graph_module.graph
+        assert pointwise_pass.rewrite(graph, CPU, lambda *_: None) == 0
+        assert pointwise_pass.rewrite(graph, CPU, wanted) == count
+        graph.lint()
+        graph_module.recompile()
+        return graph_module.forward
+
+    forget_compiled()
+    try:
+        with torch.no_grad():
+            out = torch.compile(module, backend=backend, fullgraph=True)(x.clone())
+            torch.testing.assert_close(out, module(x.clone()))
+    finally:
+        forget_compiled()
+    then = [("relu6", False), ("silu", False), ("hardswish", False), ("", True), ("", True), ("", True)]
+    assert [(one.activation, one.added) for one in seen] == then[:count]
+    assert all((one.pixels, one.inputs, one.features) == (48, 16, 16) for one in seen)
+
+
+def test_shapes_that_are_worth_a_try() -> None:
+    """Two tiles, those whose blocks fill a GPU best; none for what libraries know, odd channels and many pixels."""
+    assert shape(pixels=12544, features=96).tiles == ("128x64x32", "64x32x32")
+    assert shape(pixels=49, inputs=960, features=160, added=True, then="").tiles == ("16x32x64", "32x32x64")
+    assert shape().grid("16x32x64") == (1, 1, 1)
+    assert shape(added=True, then="silu").tiles
+    for other in (shape(then="relu"), shape(then=""), shape(inputs=12), shape(features=20), shape(pixels=1 << 16)):
+        assert not other.tiles
+    assert not Shape(dtype="float32", pixels=8, inputs=8, features=8, added=False, activation="silu").tiles
+
+
+class Operator(nn.Module):
+    """The operator, as the pass leaves it."""
+
+    def __init__(self, *, added: bool) -> None:
+        super().__init__()
+        self.layer, self.added = nn.Conv2d(16, 16, 1), added
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        other, then = (x, "") if self.added else (None, "silu")
+        return OPERATOR(x, self.layer.weight, self.layer.bias, other, then, "16x32x64")
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch, added: bool) -> None:
+    """It can be stored, and writes what the operator wrote. Over contiguous pictures the operator stays."""
+    module, x = Operator(added=added).eval().bfloat16(), torch.randn(1, 16, 4, 3).bfloat16()
+    monkeypatch.setattr(pointwise, "capability_of", lambda _: 90)
+    with torch.no_grad():
+        contiguous = record(module, {"x": x}, state_of(module), CPU, module)
+        last = {"x": x.contiguous(memory_format=torch.channels_last)}
+        recording = record(module, last, state_of(module), CPU, module)
+    assert with_own_kernels(recording, CPU) is recording, "a CPU runs none"
+    assert with_own_kernels(contiguous, GPU).program == contiguous.program
+    ours = with_own_kernels(recording, GPU)
+    (before,), (after,) = recording.program.tasks, ours.program.tasks
+    one = shape(features=16, added=added, then="" if added else "silu")
+    assert list(ours.kernels) == [after.op] == [one.name("16x32x64")]
+    assert after.args == (*before.args[:3], before.args[0], before.outputs, 12, 2, 2)
+    assert (after.reads, after.writes, after.mutates) == (before.reads, before.writes, before.writes)
+    assert pack(ours.kernels) is not None
+    assert wanted_as_in(ours.program)(one, GPU) == "16x32x64"
+    assert wanted_as_in(recording.program)(one, GPU) is None
+
+
+@pytest.mark.parametrize(
+    ("times", "wrong", "tile"),
+    [([10.0, 9.4, 9.45], None, 0), ([10.0, 9.6, 9.7], None, None), ([10.0, 6.0], 0, 1)],
+)
+@pytest.mark.parametrize("added", [False, True])
+def test_the_fastest_tile_must_be_faster_and_agree(
+    monkeypatch: pytest.MonkeyPatch, times: list[float], wrong: int | None, tile: int | None, added: bool
+) -> None:
+    """The choice is one that later builds find."""
+    norms = iter(1.0 if i == wrong else 0.0 for i in range(2))
+    monkeypatch.setattr(pointwise_pass, "compiled", lambda *_: lambda *_: None)
+    monkeypatch.setattr(pointwise_pass, "capability_of", lambda _: 90)
+    monkeypatch.setattr(ways, "relative_norm", lambda *_: next(norms))
+    timed_as(monkeypatch, times)
+    one = shape(added=added, then="" if added else "silu")
+    with using(Choices()) as choices:
+        assert pointwise_pass.fastest(one, CPU) == (None if tile is None else one.tiles[tile])
+    (made,) = choices.made()
+    then = "a sum" if added else "silu"
+    assert made.times.task == f"pointwise convolution, bfloat16, 12 pixels, 16 to 24, then bias and {then}"
+
+
+_INTERPRETED = """
+import builtins
+
+import torch
+from triton.runtime import interpreter
+
+from nimble_jobs.engine import pointwise_triton
+from nimble_jobs.engine.pointwise import OPERATOR, TILES, Shape, constants
+
+
+
+class Kind(type):
+    def __instancecheck__(cls, value):
+        return isinstance(value, builtins.int)
+
+
+class Int(metaclass=Kind):  # the interpreter makes bounds of loops from arrays of one, which NumPy refuses
+    def __new__(cls, value):
+        return builtins.int(getattr(value, "item", lambda: value)())
+
+
+interpreter.int = Int
+torch.manual_seed(0)
+for number, tile in enumerate(TILES):
+    activation = ("relu6", "silu", "hardswish", "")[number]
+    for added in (False, True):
+        shape = Shape(dtype="float16", pixels=70, inputs=72, features=40, added=added, activation=activation)
+        x, other = torch.randn(2, 72, 7, 5).half(), torch.randn(2, 40, 7, 5).half()
+        x, other = (t.contiguous(memory_format=torch.channels_last) for t in (x, other))
+        weight, bias = torch.randn(40, 72, 1, 1).half() / 8, torch.randn(40).half()
+        expected = OPERATOR(x.float(), weight.float(), bias.float(), other.float() if added else None, activation, "")
+        out = torch.full_like(other, float("nan"))
+        given = (x, weight, bias, other if added else x, out, *shape.sizes)
+        pointwise_triton.pointwise[shape.grid(tile)](*given, **constants(shape, tile))
+        torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3)
+print("equal")
+"""
+
+
+def test_the_kernel_computes_what_the_operator_does() -> None:
+    """By Triton's interpreter, which has to be asked for before Triton is imported."""
+    interpreted(_INTERPRETED)
