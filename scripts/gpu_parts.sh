@@ -10,6 +10,7 @@
 #   ranks      a fine-tuning on two GPUs beside one        devices    a scoring job on two GPUs beside one
 #   text       MiniLM and BERT-base over 100,000 texts      scoring    ours and the best loop over JPEGs
 #   resident   small jobs of one worker                     run        a stored `run` and its phases
+#   text-start fresh processes with stored buckets          text-training  BERT-base, ours and torch.compile's best mode
 # Set in the environment: PYTHON (python3; must have nimble-jobs' packages), MODELS, TESTS, TEXTS (minilm,bert-base).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
@@ -39,6 +40,9 @@ part() {  # NAME SECONDS: measure it
             "$PYTHON" -m nimble_jobs.cli.main bench text --models "${TEXTS:-minilm}" --count 100000 --rounds 1 --batch-sizes 256 \
                 --compile-modes default --systems ours-empty-store,ours-stored,sentence-transformers,compiled-sorted \
                 --limit "$(($2 / 3))s" --json "$out.json" ;;
+        text-start) "$PYTHON" scripts/measure_text_start.py --buckets 20 --rounds 1 --phases --json "$out.json" ;;
+        text-training)
+            "$PYTHON" scripts/bench_training_text.py --systems ours,compile-reduce-overhead --batches 100 --texts 2000 --json "$out.json" ;;
         scoring)
             COUNT=16384 ROUNDS=2 LIMIT=60s SYSTEMS=ours-gpu-decode,gpu-decode SETTINGS="ours-gpu-decode=64 gpu-decode=256/2" \
                 scripts/gpu_scoring.sh images "$out" ;;
@@ -57,7 +61,7 @@ for group in "$@"; do
         IFS=:@ read -r name seconds gpu <<<"$each"
         (
             [ -z "$gpu" ] || export CUDA_VISIBLE_DEVICES=$gpu
-            timeout "$seconds" bash -c 'part "$@"' part "$name" "$seconds" >"$folder/$name.log" 2>&1
+            timeout -k 10 "$seconds" bash -c 'part "$@"' part "$name" "$seconds" >"$folder/$name.log" 2>&1
             code=$?
             # one write, so that lines of two parts do not mix
             printf '%s\n' "== $name: exit $code after $SECONDS s$(printf '\n%s' "$(tail -n 40 "$folder/$name.log" | cut -c 1-400)")"
