@@ -45,7 +45,7 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
             continue
         shape = match.one.shape
         args = (*match.given, shape.stride, shape.padding, shape.dilation, match.one.activation)
-        with graph.inserting_before(activation):
+        with graph.inserting_before(match.convolution):  # later its input may have been written to in place
             made = graph.call_function(OPERATOR, args)
         made.meta = dict(activation.meta)
         activation.replace_all_uses_with(made)

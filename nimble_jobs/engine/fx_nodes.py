@@ -6,8 +6,12 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.nn import functional
 
+from nimble_jobs.engine.private.operators import OpOverload, write_arguments
 from nimble_jobs.engine.private.tensors import tree_leaves
+
+_READING = (torch.conv2d, functional.conv2d, functional.interpolate)
 
 
 def fixed_example(node: Any) -> torch.Tensor | None:
@@ -15,6 +19,13 @@ def fixed_example(node: Any) -> torch.Tensor | None:
     value = node.meta.get("example_value") if isinstance(node, Node) else None
     fixed = isinstance(value, torch.Tensor) and all(isinstance(size, int) for size in value.shape)
     return value if fixed else None
+
+
+def only_reads(node: Node) -> bool:
+    """Whether a node of a graph of torch's functions is known to write to no memory that was there before it."""
+    if isinstance(node.target, OpOverload):
+        return not write_arguments(node.target, node.args, node.kwargs)
+    return node.target in _READING
 
 
 def same_strides(value: torch.Tensor, strides: tuple[int, ...]) -> bool:

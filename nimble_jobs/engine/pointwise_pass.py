@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.nn import functional
 from nimble_jobs.engine import choices
 from nimble_jobs.engine.activations import ACTIVATIONS, activation_of
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.fx_nodes import fixed_example
+from nimble_jobs.engine.fx_nodes import fixed_example, only_reads
 from nimble_jobs.engine.own_kernels import digest_of
 from nimble_jobs.engine.pointwise import OPERATOR, Shape, Wanted, compiled
 from nimble_jobs.engine.static_triton import capability_of
@@ -34,7 +34,13 @@ _USUAL = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1}
 class _Match:
     shape: Shape
     given: tuple[Node, Node, Node, Node | None]  # images, weight, bias, the other operand
-    replaced: tuple[Node, ...]  # the last first
+    replaced: tuple[Node, Node]  # the last first, then the convolution
+
+    @property
+    def at(self) -> Node:
+        """Where ours is put: what is read must be as it was there, also if other nodes write in place."""
+        last, convolution = self.replaced
+        return convolution if self.given[-1] is None else last
 
 
 def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) -> int:
@@ -49,7 +55,7 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
         tile = wanted(match.shape, device) if match is not None else None
         if match is None or tile is None:
             continue
-        with graph.inserting_before(last):
+        with graph.inserting_before(match.at):
             made = graph.call_function(OPERATOR, (*match.given, match.shape.activation, tile))
         made.meta = dict(last.meta)
         last.replace_all_uses_with(made)
@@ -113,7 +119,7 @@ def _match(last: Node, device: torch.device) -> _Match | None:
     if last.target not in _ADDITIONS or len(last.args) != 2 or last.kwargs:
         return None
     if any(activation_of(user) for user in last.users):
-        return None  # cuDNN knows a sum with ReLU
+        return None  # a compiler computes both in one kernel, and cuDNN knows a sum with ReLU
     first, second = last.args
     found = _of(last, first, second, "", device)
     if found is None and last.target is not operator.iadd:  # which would write into the other operand
@@ -125,6 +131,8 @@ def _of(last: Node, convolution: Any, other: Any, activation: str, device: torch
     if not isinstance(convolution, Node) or convolution.target not in (torch.conv2d, functional.conv2d):
         return None
     if len(convolution.users) != 1 or convolution is other:
+        return None
+    if other is not None and not all(only_reads(node) for node in _between(convolution, last)):
         return None
     given = dict(zip(_ARGUMENTS, convolution.args, strict=False)) | dict(convolution.kwargs)
     if any(_pair(given.get(part, usual)) != _pair(usual) for part, usual in _USUAL.items()):
@@ -139,6 +147,13 @@ def _of(last: Node, convolution: Any, other: Any, activation: str, device: torch
         return None
     assert isinstance(x, Node) and isinstance(weight, Node) and isinstance(bias, Node)  # noqa: PT018
     return _Match(shape=shape, given=(x, weight, bias, other), replaced=(last, convolution))
+
+
+def _between(first: Node, last: Node) -> Iterator[Node]:
+    node = first.next
+    while node is not last:
+        yield node
+        node = node.next
 
 
 def _pair(value: Any) -> Any:

@@ -38,7 +38,7 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
         tile = wanted(shape, device) if shape is not None else None
         if tile is None or not isinstance(linear, Node):
             continue
-        with graph.inserting_before(gelu):
+        with graph.inserting_before(linear):  # later its input may have been written to in place
             made = graph.call_function(OPERATOR, (*linear.args[:3], tile))
         made.meta = dict(gelu.meta)
         gelu.replace_all_uses_with(made)
