@@ -12,13 +12,22 @@ import torch
 
 from nimble_jobs.engine import measure
 
+_AS_GPUS_DO = """
+import numpy
+from triton.runtime.interpreter import InterpreterBuilder
+
+# By default the larger of a number and NaN is the number; the interpreter says NaN
+InterpreterBuilder.create_maxnumf = lambda self, left, right: self.binary_op(left, right, numpy.fmax)
+InterpreterBuilder.create_minnumf = lambda self, left, right: self.binary_op(left, right, numpy.fmin)
+"""
+
 
 def interpreted(script: str) -> None:
     """Run a script that compares a kernel, and prints `equal` at its end, in Triton's interpreter.
 
     It has a process of its own, since the interpreter has to be asked for before Triton is imported.
     """
-    command = [sys.executable, "-W", "ignore", "-c", script]
+    command = [sys.executable, "-W", "ignore", "-c", _AS_GPUS_DO + script]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr

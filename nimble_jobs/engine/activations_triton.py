@@ -10,11 +10,13 @@ import triton.language as tl
 
 @triton.jit
 def activated(value, ACTIVATION: tl.constexpr):
-    """ReLU, ReLU6, SiLU or Hardswish of a value in fp32; with a negative number, the value."""
+    """ReLU, ReLU6, SiLU or Hardswish of a value in fp32; with a negative number, the value. NaN stays NaN."""
     if ACTIVATION == 0:
-        value = tl.maximum(value, 0.0)
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
     elif ACTIVATION == 1:
-        value = tl.minimum(tl.maximum(value, 0.0), 6.0)
+        value = tl.minimum(
+            tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL), 6.0, propagate_nan=tl.PropagateNan.ALL
+        )
     elif ACTIVATION == 2:
         value = value * tl.sigmoid(value)
     elif ACTIVATION == 3:

@@ -63,7 +63,10 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 
 def is_faster(shape: Shape, device: torch.device) -> bool:
     """Whether our kernels are faster than torch's own operators, and agree with them, now or as measured earlier."""
-    more = {"task": "squeeze-and-excitation", "code": digest_of("squeeze_excite", "squeeze_excite_triton")}
+    more = {
+        "task": "squeeze-and-excitation",
+        "code": digest_of("squeeze_excite", "squeeze_excite_triton", "activations_triton"),
+    }
     return choices.way_for(shape, ("library", "ours"), device, lambda: _times(shape, device), **more) == "ours"
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from nimble_jobs.engine.activations_triton import activated
+
 
 @triton.jit
 def squeeze(
@@ -79,11 +81,11 @@ def excite(
         where = (image * PARTS + row)[:, None] * HIDDEN + hidden[None, :]
         total += tl.load(parts + where, mask=(row < PARTS)[:, None] & known[None, :], other=0.0)
     value = tl.sum(total, 0) + tl.load(bias + hidden, mask=known, other=0.0).to(tl.float32)
-    value = value * tl.sigmoid(value) if SILU else tl.maximum(value, 0.0)
+    value = activated(value, 2 if SILU else 0)
     inside = within[:, None] & known[None, :]
     factor = tl.load(weight + channel[:, None] * HIDDEN + hidden[None, :], mask=inside, other=0.0).to(tl.float32)
     gate = tl.sum(factor * value[None, :], 1) + tl.load(gate_bias + channel, mask=within, other=0.0).to(tl.float32)
-    gate = tl.sigmoid(gate) if SIGMOID else tl.minimum(tl.maximum(gate + 3.0, 0.0), 6.0) * (1.0 / 6.0)
+    gate = tl.sigmoid(gate) if SIGMOID else activated(gate + 3.0, 1) * (1.0 / 6.0)
     first = tl.program_id(1) * SHARE
     end = tl.minimum(first + SHARE, PIXELS)
     for start in range(0, SHARE, PLACES):

@@ -43,6 +43,18 @@ def test_the_kernel_agrees_with_fp64(
     assert relative_norm(out, exact) < {"float16": 1e-3, "bfloat16": 1e-2}[kind]
 
 
+@pytest.mark.parametrize("then", ACTIVATIONS)
+def test_nan_stays(then: str, device: torch.device) -> None:
+    """In its pixel, and nowhere else."""
+    x, weight, bias = (torch.randn(*s, device=device).half() for s in ((20, 16), (24, 16), (24,)))
+    x[3, 5] = float("nan")
+    shape = Shape(dtype="float16", pixels=20, inputs=16, features=24, added=False, activation=then)
+    out = torch.zeros(20, 24, device=device).half()
+    compiled(shape, "16x32x64", capability_of(device))(x, weight, bias, x, out, *shape.sizes)
+    assert out.isnan().all(1).nonzero().tolist() == [[3]]
+    assert out.isnan().any(1).sum() == 1
+
+
 @pytest.mark.parametrize(("added", "then"), [(False, "silu"), (True, "")])
 def test_tiles_are_measured(added: bool, then: str, device: torch.device) -> None:
     """The library and each tile have a time; the choice is one of them and stays."""

@@ -156,13 +156,14 @@ for number, activation in enumerate(ACTIVATIONS):
     shape = Shape(dtype="float16", images=2, channels=20, height=7, width=5, out_height=6 // stride + 1,
                   out_width=4 // stride + 1, kernel=3, stride=stride, padding=1, dilation=1, channels_last=True)
     x = torch.randn(2, 20, 7, 5).half().contiguous(memory_format=torch.channels_last)
+    x[1, 3, 2, 1] = float("nan")
     weight, bias = torch.randn(20, 1, 3, 3).half(), torch.randn(20).half()
     expected = OPERATOR(x.float(), weight.float(), bias.float(), stride, 1, 1, activation)
     out = torch.full_like(expected, float("nan"), dtype=torch.float16)
     places, channels, _ = shape.tile
     constants = dict(KERNEL=3, UNIT=shape.unit, PLACES=places, CHANNELS=channels, ACTIVATION=number)
     depthwise_triton.depthwise_activated[shape.grid](x, weight, bias, out, *shape.sizes, **constants)
-    torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3, equal_nan=True)
 print("equal")
 """
 

@@ -218,12 +218,13 @@ for number, tile in enumerate(TILES):
         shape = Shape(dtype="float16", pixels=70, inputs=72, features=40, added=added, activation=activation)
         x, other = torch.randn(2, 72, 7, 5).half(), torch.randn(2, 40, 7, 5).half()
         x, other = (t.contiguous(memory_format=torch.channels_last) for t in (x, other))
+        x[1, 3, 2, 1] = float("nan")
         weight, bias = torch.randn(40, 72, 1, 1).half() / 8, torch.randn(40).half()
         expected = OPERATOR(x.float(), weight.float(), bias.float(), other.float() if added else None, activation, "")
         out = torch.full_like(other, float("nan"))
         given = (x, weight, bias, other if added else x, out, *shape.sizes)
         pointwise_triton.pointwise[shape.grid(tile)](*given, **constants(shape, tile))
-        torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3, equal_nan=True)
 print("equal")
 """
 

@@ -209,14 +209,16 @@ for images, channels, side, hidden, silu, sigmoid in [(2, 20, 7, 5, True, True),
                   silu=silu, sigmoid=sigmoid)
     x = torch.randn(images, channels, side, side).half().contiguous(memory_format=torch.channels_last)
     w, b, v, c = (torch.randn(*s).half() for s in ((hidden, channels), (hidden,), (channels, hidden), (channels,)))
-    parts = torch.full((images, shape.parts, hidden), float("nan"))
-    out = torch.full_like(x, float("nan"))
-    kernels.squeeze[shape.grid(0)](x, w, parts, **shape.constants(0))
-    kernels.excite[shape.grid(1)](x, parts, b, v, c, out, **shape.constants(1))
-    expected = SQUEEZE(x, w[:, :, None, None], 1)
-    torch.testing.assert_close(parts.sum(1), expected[:, 0], rtol=1e-4, atol=1e-4)
-    expected = EXCITE(x, expected, b, v[:, :, None, None], c, silu, sigmoid)
-    torch.testing.assert_close(out, expected, rtol=2e-3, atol=2e-3)
+    for value in (0.5, float("nan")):
+        x[0, 1, 2, 3] = value
+        parts = torch.full((images, shape.parts, hidden), float("nan"))
+        out = torch.full_like(x, float("nan"))
+        kernels.squeeze[shape.grid(0)](x, w, parts, **shape.constants(0))
+        kernels.excite[shape.grid(1)](x, parts, b, v, c, out, **shape.constants(1))
+        expected = SQUEEZE(x, w[:, :, None, None], 1)
+        torch.testing.assert_close(parts.sum(1), expected[:, 0], rtol=1e-4, atol=1e-4, equal_nan=True)
+        expected = EXCITE(x, expected, b, v[:, :, None, None], c, silu, sigmoid)
+        torch.testing.assert_close(out, expected, rtol=2e-3, atol=2e-3, equal_nan=True)
 print("equal")
 """
 
