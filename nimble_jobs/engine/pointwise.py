@@ -84,10 +84,10 @@ class Shape:
     @property
     def tiles(self) -> tuple[str, ...]:
         """The tiles that are worth trying; none if our kernel cannot compute this shape, or need not."""
-        sizes = (self.pixels, self.inputs, self.features)
-        if self.dtype not in ("float16", "bfloat16") or min(sizes) < 1 or self.pixels > MOST_PIXELS:
+        sizes = sorted((self.pixels, self.inputs, self.features))
+        if self.dtype not in ("float16", "bfloat16") or sizes[0] < 1 or self.pixels > MOST_PIXELS:
             return ()
-        if self.inputs % UNIT or self.features % UNIT or self.pixels * max(self.inputs, self.features) >= MOST:
+        if self.inputs % UNIT or self.features % UNIT or sizes[1] * sizes[2] >= MOST:  # of a tensor, also the weight
             return ()
         if not self.added and self.activation in ("", "relu"):
             return ()  # the library's epilogues know these

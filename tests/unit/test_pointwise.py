@@ -53,7 +53,7 @@ class Unseen(nn.Module):
         self.wide = nn.Conv2d(16, 16, 3, padding=1)
         self.strided = nn.Conv2d(16, 16, 1, stride=2)
         self.plain, self.summed, self.twice, self.spread, self.written = (nn.Conv2d(16, 16, 1) for _ in range(5))
-        self.odd = nn.Conv2d(16, 12, 1)
+        self.turned, self.biased, self.odd = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 12, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = functional.silu(self.strided(functional.silu(self.wide(functional.silu(self.bare(x))))))
@@ -64,6 +64,9 @@ class Unseen(nn.Module):
         x = x + self.spread(x.mean((2, 3), keepdim=True))  # over all pixels
         before = x
         x += self.written(x.sigmoid())  # writes into what is read below
+        y = functional.conv2d(x, self.turned.weight.transpose(0, 1), self.turned.bias)
+        x = functional.conv2d(functional.silu(y), self.biased.weight, self.wide.weight[:, 0, 0, 0])
+        x = functional.silu(x)
         return functional.silu(self.odd(x + before.sigmoid()))
 
 
@@ -130,6 +133,8 @@ def test_shapes_that_are_worth_a_try() -> None:
     assert shape(added=True, then="silu").tiles
     for other in (shape(then="relu"), shape(then=""), shape(inputs=12), shape(features=20), shape(pixels=1 << 16)):
         assert not other.tiles
+    assert shape(pixels=8, inputs=1 << 15, features=(1 << 16) - 8).tiles
+    assert not shape(pixels=8, inputs=1 << 15, features=1 << 16).tiles, "32 bits cannot count its weights"
     assert not Shape(dtype="float32", pixels=8, inputs=8, features=8, added=False, activation="silu").tiles
 
 
