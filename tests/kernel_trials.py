@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from nimble_jobs.engine import measure
+from nimble_jobs.engine.private.runtime import forget_compiled
 
 _AS_GPUS_DO = """
 import numpy
@@ -43,3 +45,20 @@ def timed_as(monkeypatch: pytest.MonkeyPatch, times: Sequence[float]) -> None:
         return list(times)
 
     monkeypatch.setattr(measure, "kernel_times_us", timed)
+
+
+def rewritten(module: torch.nn.Module, x: torch.Tensor, change: Callable[[torch.fx.Graph], object]) -> Any:
+    """What a module computes once the graph that a compiler is given was changed. Nothing is compiled."""
+
+    def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
+        change(graph_module.graph)
+        graph_module.graph.lint()
+        graph_module.recompile()
+        return graph_module.forward
+
+    forget_compiled()
+    try:
+        with torch.no_grad():
+            return torch.compile(module, backend=backend, fullgraph=True, dynamic=False)(x)
+    finally:
+        forget_compiled()

@@ -37,6 +37,7 @@ TILES = {  # by name: blocks of pixels, features and channels, warps, stages; th
 }
 _ROWS = "-rows"  # ends the name of a tile over whole rows of the window, for pictures of few channels
 _WIDEST_ROW = 64  # values
+_MOST_PIXELS = 1 << 15  # read by whole rows; with more, writing results in fp32 takes longer than that saves
 MOST_PARTS = 18
 _SHORTEST = 768  # values in a sum that is worth dividing
 _SHORTEST_WINDOW = 128  # the same, for windows of several pixels: libraries take longer there
@@ -117,7 +118,7 @@ class Shape:
             return ()
         taps, row = math.prod(self.kernel), self.kernel[1] * self.channels
         tile = next((name for name, (_, _, block, _, _) in TILES.items() if self.channels % block == 0), None)
-        if tile is None and taps > 1 and row <= _WIDEST_ROW:
+        if tile is None and taps > 1 and row <= _WIDEST_ROW and self.pixels <= _MOST_PIXELS:
             tile = f"64x64x{max(16, 1 << (row - 1).bit_length())}{_ROWS}"
         elif tile is None or taps * self.channels < (_SHORTEST if taps == 1 else _SHORTEST_WINDOW):
             return ()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -15,10 +13,9 @@ from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.depthwise import Shape
 from nimble_jobs.engine.depthwise_activated import OPERATOR, Activated, wanted_as_in, with_own_kernels
 from nimble_jobs.engine.depthwise_pass import is_faster
-from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
-from tests.kernel_trials import interpreted
+from tests.kernel_trials import interpreted, rewritten
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 # torch's own compiler warns of torch.jit, which it imports
@@ -54,21 +51,13 @@ def test_they_are_seen_and_compute_the_same() -> None:
     x = torch.randn(2, 8, 44, 40).contiguous(memory_format=torch.channels_last)
     seen: list[Activated] = []
 
-    def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
-        graph = graph_module.graph
+    def change(graph: torch.fx.Graph) -> None:
         assert depthwise_pass.rewrite(graph, CPU, lambda *_: False) == 0
         assert depthwise_pass.rewrite(graph, CPU, lambda one, _: seen.append(one) or True) == 4  # type: ignore[func-returns-value]
-        graph.lint()
-        graph_module.recompile()
-        return graph_module.forward
 
-    forget_compiled()
-    try:
-        with torch.no_grad():
-            out = torch.compile(module, backend=backend, fullgraph=True)(x.clone())
-            torch.testing.assert_close(out, module(x.clone()))
-    finally:
-        forget_compiled()
+    out = rewritten(module, x.clone(), change)
+    with torch.no_grad():
+        torch.testing.assert_close(out, module(x.clone()))
     assert [one.activation for one in seen] == list(ACTIVATIONS)
     assert [(one.shape.stride, one.shape.padding, one.shape.out_height) for one in seen[:2]] == [(1, 1, 44), (2, 1, 22)]
 

@@ -12,8 +12,8 @@ from torch.nn import functional
 from nimble_jobs.engine import measure, patches_pass
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.patches_pass import Shape, as_product, wanted_as_in
-from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import record, state_of
+from tests.kernel_trials import rewritten
 
 CPU = torch.device("cpu")
 SHAPE = Shape(
@@ -68,21 +68,13 @@ def test_they_are_seen_and_compute_the_same(channels_last: bool, input_last: boo
         seen.append(shape)
         return True
 
-    def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
-        graph = graph_module.graph
+    def change(graph: torch.fx.Graph) -> None:
         assert patches_pass.rewrite(graph, CPU, lambda *_: False) == 0
         assert patches_pass.rewrite(graph, CPU, wanted) == 1
-        graph.lint()
-        graph_module.recompile()
-        return graph_module.forward
 
-    forget_compiled()
-    try:
-        with torch.no_grad():
-            out = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)(x)
-            expected = module(x)
-    finally:
-        forget_compiled()
+    out = rewritten(module, x, change)
+    with torch.no_grad():
+        expected = module(x)
     torch.testing.assert_close(out, expected)
     assert [each.stride() for each in out] == [each.stride() for each in expected]
     assert [(shape.weight, shape.patch, shape.channels_last) for shape in seen] == [

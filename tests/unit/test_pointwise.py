@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -12,10 +10,9 @@ from torch.nn import functional
 from nimble_jobs.engine import pointwise, pointwise_pass, ways
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.pointwise import OPERATOR, Shape, wanted_as_in, with_own_kernels
-from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
-from tests.kernel_trials import interpreted, timed_as
+from tests.kernel_trials import interpreted, rewritten, timed_as
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 # torch's own compiler warns of torch.jit, which it imports
@@ -104,21 +101,13 @@ def test_they_are_seen_and_compute_the_same(kind: type[nn.Module], count: int) -
         seen.append(one)
         return one.tiles[0]
 
-    def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
-        graph = graph_module.graph
+    def change(graph: torch.fx.Graph) -> None:
         assert pointwise_pass.rewrite(graph, CPU, lambda *_: None) == 0
         assert pointwise_pass.rewrite(graph, CPU, wanted) == count
-        graph.lint()
-        graph_module.recompile()
-        return graph_module.forward
 
-    forget_compiled()
-    try:
-        with torch.no_grad():
-            out = torch.compile(module, backend=backend, fullgraph=True)(x.clone())
-            torch.testing.assert_close(out, module(x.clone()))
-    finally:
-        forget_compiled()
+    out = rewritten(module, x.clone(), change)
+    with torch.no_grad():
+        torch.testing.assert_close(out, module(x.clone()))
     then = [("relu6", False), ("silu", False), ("hardswish", False), ("", True), ("", True), ("", True)]
     then = [then[1], then[3]] if kind is Changed else then[:count]
     assert [(one.activation, one.added) for one in seen] == then

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -11,11 +9,10 @@ from torch.nn import functional
 
 from nimble_jobs.engine import product_gelu, product_gelu_pass, ways
 from nimble_jobs.engine.choices import Choices, using
-from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.product_gelu import OPERATOR, TILES, Shape, wanted_as_in, with_own_kernels
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
-from tests.kernel_trials import interpreted, timed_as
+from tests.kernel_trials import interpreted, rewritten, timed_as
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SHAPE = Shape(dtype="bfloat16", rows=6, features=64, inputs=128)
@@ -50,21 +47,13 @@ def test_they_are_seen_and_compute_the_same() -> None:
         seen.append(shape)
         return "64x64x64"
 
-    def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
-        graph = graph_module.graph
+    def change(graph: torch.fx.Graph) -> None:
         assert product_gelu_pass.rewrite(graph, CPU, lambda *_: None) == 0
         assert product_gelu_pass.rewrite(graph, CPU, wanted) == 1
-        graph.lint()
-        graph_module.recompile()
-        return graph_module.forward
 
-    forget_compiled()
-    try:
-        with torch.no_grad():
-            out = torch.compile(module, backend=backend, fullgraph=True)(x.clone())
-            torch.testing.assert_close(out, module(x.clone()))
-    finally:
-        forget_compiled()
+    out = rewritten(module, x.clone(), change)
+    with torch.no_grad():
+        torch.testing.assert_close(out, module(x.clone()))
     assert seen == [SHAPE]
 
 

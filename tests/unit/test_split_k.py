@@ -66,6 +66,7 @@ def test_shapes_that_are_worth_dividing() -> None:
     picture = {"channels": 3, "height": 224, "width": 224, "features": 64, "stride": (2, 2)}
     assert Shape(**{**vars(deep), **picture, "kernel": (7, 7), "padding": (3, 3)}).ways == ("64x64x32-rows/1",)
     assert Shape(**{**vars(deep), **picture, "height": 30, "width": 30}).ways == ("64x64x16-rows/3",)
+    assert not Shape(**{**vars(deep), **picture, "images": 3}).ways, "too many pixels to write them in fp32"
     for change in (
         {"height": 112, "width": 112},
         {"channels": 100},
