@@ -132,8 +132,11 @@ def _of(last: Node, convolution: Any, other: Any, activation: str, device: torch
         return None
     if len(convolution.users) != 1 or convolution is other:
         return None
-    if other is not None and not all(only_reads(node) for node in _between(convolution, last)):
-        return None
+    if other is not None:
+        if not all(only_reads(node) for node in _between(convolution, last)):
+            return None
+        if not _comes_before(other, convolution):
+            return None  # the convolution would have to wait for what can run beside it, as in the cells of NASNet
     given = dict(zip(_ARGUMENTS, convolution.args, strict=False)) | dict(convolution.kwargs)
     if any(_pair(given.get(part, usual)) != _pair(usual) for part, usual in _USUAL.items()):
         return None
@@ -154,6 +157,22 @@ def _between(first: Node, last: Node) -> Iterator[Node]:
     while node is not last:
         yield node
         node = node.next
+
+
+def _comes_before(node: Any, later: Node) -> bool:
+    """Whether a node has to be computed before the later one in any case."""
+    if not isinstance(node, Node) or node.op == "placeholder":
+        return isinstance(node, Node)
+    seen: set[Node] = set()
+    waiting = [later]
+    while waiting:
+        for before in waiting.pop().all_input_nodes:
+            if before is node:
+                return True
+            if before not in seen and before > node:  # in the graph's order
+                seen.add(before)
+                waiting.append(before)
+    return False
 
 
 def _pair(value: Any) -> Any:

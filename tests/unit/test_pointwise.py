@@ -51,6 +51,7 @@ class Unseen(nn.Module):
         self.strided = nn.Conv2d(16, 16, 1, stride=2)
         self.plain, self.summed, self.twice, self.spread, self.written = (nn.Conv2d(16, 16, 1) for _ in range(5))
         self.turned, self.biased, self.odd = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 12, 1)
+        self.left, self.right = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = functional.silu(self.strided(functional.silu(self.wide(functional.silu(self.bare(x))))))
@@ -59,6 +60,7 @@ class Unseen(nn.Module):
         y = self.twice(x)
         x = functional.silu(y) + y.sigmoid()
         x = x + self.spread(x.mean((2, 3), keepdim=True))  # over all pixels
+        x = self.left(x.sigmoid()) + self.right(x.tanh())  # these can run side by side
         before = x
         x += self.written(x.sigmoid())  # writes into what is read below
         y = functional.conv2d(x, self.turned.weight.transpose(0, 1), self.turned.bias)
@@ -86,7 +88,7 @@ class Changed(nn.Module):
         y = y + x
         z = self.all[3](y)
         x = functional.interpolate(x, scale_factor=1.0)
-        return z + x  # seen: nothing in between writes
+        return (z + y) * x  # seen: nothing in between writes
 
 
 @pytest.mark.parametrize(("kind", "count"), [(Seen, 6), (Unseen, 0), (Changed, 2)])
