@@ -23,6 +23,8 @@ def fixed_example(node: Any) -> torch.Tensor | None:
 
 def only_reads(node: Node) -> bool:
     """Whether a node of a graph of torch's functions is known to write to no memory that was there before it."""
+    if not node.all_input_nodes:
+        return True
     if isinstance(node.target, OpOverload):
         return not write_arguments(node.target, node.args, node.kwargs)
     return node.target in _READING
