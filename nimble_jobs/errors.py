@@ -124,6 +124,10 @@ class CannotRecord(EngineError):
     """The model does something that a schedule cannot hold."""
 
 
+class CaptureFailed(EngineError):
+    """The device refuses to capture the schedule, whose trial runs have ended."""
+
+
 class PlanError(EngineError):
     """A plan breaks one of the rules that every plan must keep."""
 
@@ -134,6 +138,10 @@ class CheckFailed(EngineError):
     def __init__(self, message: str | None = None, *, error: float | None = None) -> None:
         super().__init__(message)
         self.error = error  # relative norm; None if it is not finite
+
+
+class NoJointReplay(CheckFailed):
+    """A rank of a training cannot replay the step with the others, and all ranks know that."""
 
 
 class OutOfMemory(EngineError, MemoryError):

@@ -20,17 +20,28 @@ REASON = "not enough memory"
 
 
 def main() -> int:
-    """Meet the others, and then fail, fail and stay, or wait for them."""
+    """Meet the others, and then fail, fail and stay, or wait for them; or fail or hang before that."""
     mouth = int(sys.argv[1])
 
     def say(line: Mapping[str, Any]) -> None:
         os.write(mouth, json.dumps(line).encode() + b"\n")
 
     part = Part(**json.loads(sys.stdin.readline()))
+    does = json.loads(part.job)[part.rank]
+    kind, _, when = does.partition(" ")
+    failure = {"error": {"kind": kind, "message": REASON}}
+    if does == "prepares for ever":
+        signal.pause()
+    if when == "before it is ready":
+        say(failure)
+        return 1
     say({"ready": True})
     sys.stdin.readline()
+    if when == "before it meets":
+        say(failure)
+        return 1
     gang = Gang.connect(Path(part.meeting), part.rank, part.count, torch.device("cpu"), timeout_s=part.timeout_s)
-    match json.loads(part.job)[part.rank]:
+    match does:
         case "waits":
             try:
                 gang.numbers([part.rank])
@@ -38,9 +49,9 @@ def main() -> int:
                 say({"error": told_as(e)})
         case "dies":
             os.kill(os.getpid(), signal.SIGKILL)
-        case kind:
-            say({"error": {"kind": kind.removesuffix(" and stays"), "message": REASON}})
-            if kind.endswith("and stays"):
+        case _:
+            say(failure)
+            if when == "and stays":
                 signal.pause()
     return 1
 

@@ -18,7 +18,7 @@ from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.launch import run_on_streams, streams
 from nimble_jobs.engine.private.runtime import clear_workspaces
 from nimble_jobs.engine.streams import borrowed
-from nimble_jobs.errors import EngineError, OutOfMemory
+from nimble_jobs.errors import CaptureFailed, EngineError, OutOfMemory
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.schedule import Plan, Program
 
@@ -55,7 +55,8 @@ def capture(
     It runs a few times first, on the inputs in `example`, or on zeros for inputs that are not in it. Some operators
     cannot take zeros.
 
-    Raises EngineError if the program cannot be captured, and OutOfMemory if it does not fit.
+    Raises CaptureFailed if the device refuses, once those runs have ended, EngineError if something else stands against
+    it, and OutOfMemory if it does not fit.
     """
     memory = memory or arena_plan(program, plan)
     try:
@@ -131,7 +132,7 @@ class _GraphInstance:
             except torch.OutOfMemoryError:
                 raise
             except UNCAPTURED as e:
-                raise EngineError(f"the schedule cannot be captured: {str(e).splitlines()[0]}") from e
+                raise CaptureFailed(f"the schedule cannot be captured: {str(e).splitlines()[0]}") from e
             finally:
                 clear_workspaces()
             self.bytes = torch.cuda.memory_reserved(device) - before + bound.nbytes

@@ -59,16 +59,21 @@ train:
 run: {device: cpu, gpus: 2, retry: {initial: 0.1}}
 """
 SHORT = """
+import itertools
+
 import torch
 from torch import nn
 from nimble_jobs.engine import collectives
+from nimble_jobs.errors import EngineError
+
+CALLS = itertools.count(1)
 
 
 @torch.library.custom_op("nimble_tests::fits", mutates_args=())
 def fits(x: torch.Tensor) -> torch.Tensor:
     group = collectives._LOCAL.group
-    if group is not None and group.rank() == 1:
-        raise RuntimeError("CUDA error: out of memory")
+    if group is not None and group.rank() == RANK and next(CALLS) == CALL:
+        raise ERROR
     return x.clone()
 
 
@@ -141,15 +146,34 @@ def test_a_rank_that_is_killed_ends_the_attempt_and_the_next_one_goes_on_exactly
 
 
 @pytest.mark.timeout(300)
-def test_a_rank_with_too_little_memory_for_the_joint_capture_is_named(tmp_path: Path) -> None:
-    """Alone it had enough. The first rank waits for its sum meanwhile, and sees only that it is gone."""
+@pytest.mark.parametrize(
+    ("rank", "call", "error", "told"),
+    [
+        pytest.param(
+            1,
+            1,
+            'RuntimeError("CUDA error: out of memory")',
+            "rank 1 (cpu): not enough memory on cpu to capture the schedule: CUDA error: out of memory",
+            id="memory",
+        ),
+        pytest.param(1, 1, 'EngineError("no such kernel")', "rank 1 (cpu): no such kernel", id="capture"),
+        pytest.param(1, 2, 'EngineError("no such kernel")', "rank 1 (cpu): no such kernel", id="check"),
+        pytest.param(0, 1, 'EngineError("no such kernel")', "no such kernel", id="leader"),
+    ],
+)
+def test_a_rank_that_fails_alone_in_the_joint_capture_ends_the_attempt_with_its_reason(
+    tmp_path: Path, rank: int, call: int, error: str, told: str
+) -> None:
+    """Before, it captured the same alone. The other rank waits for its sum meanwhile, and sees only that it is gone.
+    Did it wait as long as run.stall, that would be the reason.
+    """
     lay_out(tmp_path)
-    (tmp_path / "ranks.py").write_text(SHORT)
+    (tmp_path / "ranks.py").write_text(f"RANK, CALL = {rank}, {call}\n{SHORT.replace('ERROR', error)}")
     spec = tmp_path / "net.yaml"
     spec.write_text(SPEC)
-    overrides = ["schedule.on_miss=build", "schedule.streams=1", "schedule.fuse=off"]
+    overrides = ["schedule.on_miss=build", "schedule.streams=1", "schedule.fuse=off", "run.stall=60s"]
     with open_store(resolve(str(tmp_path / "home"))) as store:
         job = client.submit(spec, overrides=overrides, store=store, allow_python=[tmp_path], foreground=True)
         done = run_inline(store, job.id)
     assert done.state is JobState.FAILED
-    assert done.error == "rank 1 (cpu): not enough memory on cpu to capture the schedule: CUDA error: out of memory"
+    assert done.error == told

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.collectives import rehearsing
-from nimble_jobs.errors import CheckFailed, EngineError, JobFailed, RankLost
+from nimble_jobs.errors import CaptureFailed, CheckFailed, EngineError, JobFailed, NoJointReplay, RankLost
 from nimble_jobs.graph import Analysis
 from nimble_jobs.graph.collectives import collectives
+from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.step.build import CapturedStep, EagerStep, TrainingStep, prepare_step
+from nimble_jobs.planner.step.live import Capturable
 from nimble_jobs.planner.step.request import OptimizerRecipe, Ranks, StepRequest
 from nimble_jobs.schedule import ALL_REDUCE
 from tests.ranks import Threads, as_ranks
 
+Programs = Mapping[Role, Capturable]
 CPU = torch.device("cpu")
 COUNT, BATCH, STEPS = 2, 8, 6
 # Sums of a few hundred fp32 numbers in another order, over six updates.
@@ -202,11 +206,11 @@ def test_a_capture_without_the_sums_is_noticed(tmp_path: Path, monkeypatch: pyte
         step = steps[peers.rank]
         assert isinstance(step, CapturedStep)
         assert step._rehearsed is not None
-        live, programs = step._rehearsed
+        live, _ = step._rehearsed
         real = live.capture
 
-        def without(wanted: object) -> object:
-            made = real(programs)
+        def without(wanted: Programs) -> dict[Role, Instance]:
+            made = real(wanted)
             for instance in made.values():
                 replay = instance.replay
 
@@ -239,12 +243,12 @@ def test_a_capture_that_leaves_another_state_is_noticed(
         step = steps[peers.rank]
         assert isinstance(step, CapturedStep)
         assert step._rehearsed is not None
-        live, programs = step._rehearsed
+        live, _ = step._rehearsed
         real = live.capture
         name = "5.weight" if kind == "parameter" else "@optimizer.5.weight.momentum_buffer"
 
-        def spoilt(wanted: object) -> object:
-            made = real(programs)
+        def spoilt(wanted: Programs) -> dict[Role, Instance]:
+            made = real(wanted)
             for instance in made.values():
                 replay = instance.replay
 
@@ -265,6 +269,73 @@ def test_a_capture_that_leaves_another_state_is_noticed(
     first, second = as_ranks(COUNT, tmp_path / "meeting", work)
     assert first == second
     assert "5.weight" in first
+
+
+def failing_in(
+    role: Role, error: EngineError, on: int, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Threads], EngineError]:
+    """For each of two ranks, what it raises if one of them cannot capture the program of this role. Values stay.
+
+    CaptureFailed comes after the program has run, other errors before.
+    """
+    with rehearsing():
+        wanted = [request(net().train(), 4, Ranks(count=COUNT), accumulate=2) for _ in range(COUNT)]
+        steps = [captured(one) for one in wanted]
+
+    def work(peers: Threads) -> EngineError:
+        step = steps[peers.rank]
+        assert isinstance(step, CapturedStep)
+        assert step._rehearsed is not None
+        live, _ = step._rehearsed
+        real = live.capture
+        before = {name: tensor.detach().clone() for name, tensor in live.state().items()}
+
+        def refusing(wanted: Programs) -> dict[Role, Instance]:
+            fails = peers.rank == on and role in wanted
+            if fails and not isinstance(error, CaptureFailed):
+                raise error
+            made = real(wanted)
+            if fails:
+                raise error
+            return made
+
+        monkeypatch.setattr(live, "capture", refusing)
+        with pytest.raises(EngineError) as caught:
+            step.join(peers)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in live.state().items())
+        return caught.value
+
+    return work
+
+
+@pytest.mark.parametrize("on", [0, 1])
+@pytest.mark.parametrize("role", [Role.UPDATE, Role.ACCUMULATE])
+def test_a_rank_whose_device_refuses_the_capture_tells_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Role, on: int
+) -> None:
+    """Its sums have run, so the others ask, too, before they begin with the next program."""
+    work = failing_in(role, CaptureFailed("the schedule cannot be captured"), on, monkeypatch)
+    for found in as_ranks(COUNT, tmp_path / "meeting", work):
+        assert isinstance(found, NoJointReplay)
+        assert str(found) == f"rank {on}: the schedule cannot be captured"
+
+
+def test_a_rank_that_fails_before_its_sums_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others may wait for its sums, and would not answer. Here the other one does nothing."""
+    error = EngineError("no such kernel")
+    work, left = failing_in(Role.ACCUMULATE, error, 1, monkeypatch), threading.Event()
+
+    def one_of_two(peers: Threads) -> EngineError | None:
+        if peers.rank == 0:
+            left.wait()
+            return None
+        try:
+            return work(peers)
+        finally:
+            left.set()
+
+    found = as_ranks(COUNT, tmp_path / "meeting", one_of_two)
+    assert found[1] is error
 
 
 def test_a_rank_that_leaves_is_noticed(tmp_path: Path) -> None:

@@ -80,6 +80,16 @@ def test_a_rank_that_says_why_it_fails_and_does_not_end_is_ended(monkeypatch: py
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "does", [("prepares for ever", "JobFailed before it is ready"), ("JobFailed before it meets",)]
+)
+def test_a_rank_that_fails_before_all_are_connected_is_heard_at_once(does: tuple[str, ...]) -> None:
+    """Whichever rank the leader waits for, and also if it waits for the connection."""
+    with pytest.raises(JobFailed, match=rf"^rank {len(does)} \(cpu\): {REASON}$"):
+        lead(lambda *_: pytest.fail("they are connected"), *does)
+
+
+@pytest.mark.timeout(120)
 def test_a_device_that_fails_once_the_sums_were_ended_is_no_reason() -> None:
     """Ending the leader's own sums can look like a fault of its device; without that, a fault is its own."""
 

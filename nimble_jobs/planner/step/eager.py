@@ -62,8 +62,8 @@ class TrainingStep(Protocol):
     def join(self, peers: Peers) -> None:
         """Train together with the other ranks from now on. All ranks call this, inside `collectives.together`.
 
-        Raises CheckFailed or EngineError on all ranks if
-        what was captured does not do what eager does, and RankLost.
+        Raises NoJointReplay on all ranks if the step cannot be captured, or if what was captured does not do what
+        eager does. After any other error, such as RankLost, this rank must leave the others at once.
         """
 
     def run(self, x: torch.Tensor, y: torch.Tensor, lr: float, last_of_accumulation: bool = True) -> None:

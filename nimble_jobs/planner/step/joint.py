@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.errors import CheckFailed, EngineError, OutOfMemory
+from nimble_jobs.errors import CaptureFailed, CheckFailed, NoJointReplay
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.planner.step.check import check_update, fresh_batch
@@ -21,23 +21,24 @@ _FACTOR = 0x100000001B3  # odd, so that no bit is lost
 
 
 def capture_jointly(live: LiveStep, programs: Mapping[Role, Capturable], peers: Peers) -> dict[Role, Instance]:
-    """Capture and check all programs. Every rank runs the same collectives, whatever it finds.
+    """Capture and check all programs. Every rank runs the same collectives, whatever a capture or the check finds.
 
-    The values are then as they were at first. Raises EngineError or CheckFailed on all ranks, OutOfMemory, RankLost.
+    The values are then as they were at first. Raises NoJointReplay on all ranks. After any other error this rank must
+    leave the others at once, since they may wait for its sums: EngineError, OutOfMemory, RankLost, and whatever the
+    step's operators raise.
     """
     reduction = live.eager.arithmetic.reduction
     assert reduction is not None
     reduction.weight.fill_(1.0 / reduction.count)
     instances: dict[Role, Instance] = {}
     try:
-        failure = ""
-        try:
-            instances = live.capture(programs)
-        except OutOfMemory:
-            raise
-        except EngineError as e:  # the other ranks' captures fail for the same reason
-            failure = str(e)
-        _agree(failure, peers)
+        for role in live.request.programs:
+            failure = ""
+            try:
+                instances |= live.capture({role: programs[role]})
+            except CaptureFailed as e:  # after the sums of its trial runs, so the other ranks come to agree, too
+                failure = str(e)
+            _agree(failure, peers)
         _agree(_disagreement(live, instances, peers), peers)
     except BaseException:
         for instance in instances.values():
@@ -88,10 +89,10 @@ def _disagreement(live: LiveStep, instances: Mapping[Role, Instance], peers: Pee
 
 
 def _agree(failure: str, peers: Peers) -> None:
-    """Raises CheckFailed on all ranks if there is a failure on one."""
+    """Raises NoJointReplay on all ranks if there is a failure on one."""
     for rank, text in enumerate(peers.gather(failure)):
         if text:
-            raise CheckFailed(f"rank {rank}: {text}")
+            raise NoJointReplay(f"rank {rank}: {text}")
 
 
 def _digest(tensor: torch.Tensor) -> torch.Tensor:

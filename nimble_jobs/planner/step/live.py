@@ -120,10 +120,10 @@ class LiveStep:
         )
 
     def capture(self, programs: Mapping[Role, Capturable]) -> dict[Role, Instance]:
-        """All programs. The values are then as they were at first. Raises EngineError, OutOfMemory."""
+        """These programs. The values are then as they were at first. Raises EngineError, OutOfMemory."""
         made: dict[Role, Instance] = {}
         try:
-            for role in self.request.programs:
+            for role in (each for each in self.request.programs if each in programs):
                 made[role] = self.capture_one(*programs[role])
         except BaseException:
             for instance in made.values():

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from nimble_jobs.engine.collectives import rehearsing
-from nimble_jobs.errors import EngineError, JobFailed, OutOfMemory
+from nimble_jobs.errors import JobFailed, NoJointReplay
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.step import kernels_digest
@@ -128,7 +128,7 @@ def prepared(
 def joined(ready: Setup, steps: list[PreparedStep], gang: Gang) -> list[PreparedStep]:
     """The steps, which train with those of the other ranks from now on; in eager if not all ranks can replay the same.
 
-    Raises OutOfMemory, RankLost, and JobFailed if the ranks do not begin with the same weights.
+    Raises OutOfMemory, RankLost, and EngineError if this rank fails alone.
     """
     found = gang.gather([_digest(one.step) for one in steps])
     if all(other == found[0] for other in found):
@@ -136,9 +136,7 @@ def joined(ready: Setup, steps: list[PreparedStep], gang: Gang) -> list[Prepared
             for one in steps:
                 one.step.join(gang)
             return steps
-        except OutOfMemory:
-            raise
-        except EngineError as e:  # on all ranks
+        except NoJointReplay as e:
             why = f"together with other ranks: {e}"
     else:
         why = "not all ranks could load the same schedule"

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -101,11 +102,38 @@ class Followers:
         """
         for follower in self._running:
             follower.tell(order)
-        for follower in self._running:
-            follower.wait(check)
-        gang = Gang.connect(self._meeting, 0, self._count, device, timeout_s=self._timeout_s)
+        while late := [follower for follower in self._running if not follower.ready]:
+            check()
+            late[0].failure(wait_s=_LOOK_S)
+            self._look()
+        gang = self._connected(device, check)
         threading.Thread(target=self._watch, args=(gang,), name="nimble-ranks", daemon=True).start()
         return gang
+
+    def _connected(self, device: torch.device, check: Callable[[], None]) -> Gang:
+        """Connect with all. Raises as `meet`, and leaves the connection to time out if one of them fails meanwhile."""
+        connecting: Future[Gang] = Future()
+
+        def connect() -> None:
+            try:
+                connecting.set_result(Gang.connect(self._meeting, 0, self._count, device, timeout_s=self._timeout_s))
+            except BaseException as e:  # noqa: BLE001 - it is raised by who waits
+                connecting.set_exception(e)
+
+        threading.Thread(target=connect, name="nimble-ranks-meet", daemon=True).start()
+        while not wait([connecting], _LOOK_S).done:
+            check()
+            self._look()
+        return connecting.result()
+
+    def _look(self) -> None:
+        """Raises what a follower says, and RankLost if one of them died."""
+        for follower in self._running:
+            told = follower.failure()
+            if told is not None:
+                raise told
+            if follower.silent:
+                raise follower.died()
 
     def telling(self) -> AbstractContextManager[None]:
         """The leader has nobody to tell: the job ends with its error."""
@@ -165,7 +193,7 @@ class _Follower:
         self.rank = part.rank
         self._place = f"rank {part.rank} ({part.device})"
         self._listening = threading.Lock()
-        self._ready = False
+        self.ready = False  # it has said that it has its step
         self._failure: NimbleError | None = None
         self._heard = bytearray()
         self.silent = False  # it will say nothing more
@@ -178,23 +206,13 @@ class _Follower:
         self.tell(asdict(part))
 
     def tell(self, order: Mapping[str, Any]) -> None:
-        """Write it a line. If it is dead, `wait` says so."""
+        """Write it a line. If it is dead, `silent` says so later."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
             self.process.stdin.flush()
         except OSError:
             log.warning("rank %d no longer listens", self.rank)
-
-    def wait(self, check: Callable[[], None]) -> None:
-        """Wait until it is ready. Raises what it says, and RankLost if it dies."""
-        while not self._ready:
-            check()
-            told = self.failure(wait_s=_LOOK_S)
-            if told is not None:
-                raise told
-            if self.silent and not self._ready:
-                raise self.died()
 
     def died(self) -> RankLost:
         """That it is gone, once it is silent."""
@@ -243,7 +261,7 @@ class _Follower:
             line, _, rest = self._heard.partition(b"\n")
             self._heard = bytearray(rest)
             said = json.loads(line)
-            self._ready = self._ready or "ready" in said
+            self.ready = self.ready or "ready" in said
             if "error" in said and self._failure is None:
                 self._failure = _raised(self._place, **said["error"])
 
