@@ -23,7 +23,6 @@ from nimble_jobs.errors import StateFolderRefused
 from nimble_jobs.job import Hit
 from nimble_jobs.models.build import build
 from nimble_jobs.planner import Prepared, Request
-from nimble_jobs.spec import ScheduleSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import DATABASE, resolve
 from nimble_jobs.store.schedule_rows import COVERED
@@ -64,8 +63,7 @@ def store(folder: Path) -> Iterator[Store]:
 
 
 def request(folder: Path, batch: int) -> Request:
-    """Of eager's own kernels, whose bits are compared."""
-    return replace(builders.request(folder / "model.py"), batch_size=batch, schedule=ScheduleSpec(fuse="off"))
+    return replace(builders.request(folder / "model.py"), batch_size=batch)
 
 
 def prepared(store: Store, folder: Path, batch: int = 2) -> Prepared:
