@@ -47,7 +47,7 @@ def timed_as(monkeypatch: pytest.MonkeyPatch, times: Sequence[float]) -> None:
     monkeypatch.setattr(measure, "kernel_times_us", timed)
 
 
-def rewritten(module: torch.nn.Module, x: torch.Tensor, change: Callable[[torch.fx.Graph], object]) -> Any:
+def rewritten(module: Callable[..., Any], *inputs: torch.Tensor, change: Callable[[torch.fx.Graph], object]) -> Any:
     """What a module computes once the graph that a compiler is given was changed. Nothing is compiled."""
 
     def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
@@ -59,6 +59,6 @@ def rewritten(module: torch.nn.Module, x: torch.Tensor, change: Callable[[torch.
     forget_compiled()
     try:
         with torch.no_grad():
-            return torch.compile(module, backend=backend, fullgraph=True, dynamic=False)(x)
+            return torch.compile(module, backend=backend, fullgraph=True, dynamic=False)(*inputs)
     finally:
         forget_compiled()

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from nimble_jobs.engine import static_triton
-from nimble_jobs.engine.own_kernels import Launched, put_in_place
+from nimble_jobs.engine.own_kernels import Launched, put_in_place, tile_in
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
@@ -129,7 +129,7 @@ def wanted_as_in(program: Program) -> Wanted:
     for task in program.tasks:
         shape = _shape(task) if task.op == str(OPERATOR) else None
         names |= {shape.name(str(task.args[6]))} if shape is not None else set()
-    return lambda shape, _: next((tile for tile in shape.tiles if shape.name(tile) in names), None)
+    return tile_in(names)
 
 
 def with_own_kernels(recording: Recording, device: torch.device) -> Recording:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,14 @@ def put_in_place(recording: Recording, device: torch.device, kernel_of: Callable
             task = replace(task, op=ours.kernel.name, args=args, outputs=None, writes=(out,), mutates=(out,))
         tasks.append(task)
     return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
+
+
+def tile_in(names: Collection[str]) -> Callable[[Any, torch.device], str | None]:
+    """With which tile a shape is computed by kernels of these names; None if by none of them.
+
+    A shape has `tiles` that can be tried, and the `name` of its kernel with each.
+    """
+    return lambda shape, _: next((tile for tile in shape.tiles if shape.name(tile) in names), None)
 
 
 @functools.cache

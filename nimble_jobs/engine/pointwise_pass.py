@@ -132,11 +132,6 @@ def _of(last: Node, convolution: Any, other: Any, activation: str, device: torch
         return None
     if len(convolution.users) != 1 or convolution is other:
         return None
-    if other is not None:
-        if not all(only_reads(node) for node in _between(convolution, last)):
-            return None
-        if not _comes_before(other, convolution):
-            return None  # the convolution would have to wait for what can run beside it, as in the cells of NASNet
     given = dict(zip(_ARGUMENTS, convolution.args, strict=False)) | dict(convolution.kwargs)
     if any(_pair(given.get(part, usual)) != _pair(usual) for part, usual in _USUAL.items()):
         return None
@@ -148,6 +143,11 @@ def _of(last: Node, convolution: Any, other: Any, activation: str, device: torch
     shape = _shape(values, added, activation, device)
     if shape is None or not shape.tiles:
         return None
+    if other is not None:
+        if not all(only_reads(node) for node in _between(convolution, last)):
+            return None
+        if not _comes_before(other, convolution):
+            return None  # the convolution would have to wait for what can run beside it, as in the cells of NASNet
     assert isinstance(x, Node) and isinstance(weight, Node) and isinstance(bias, Node)  # noqa: PT018
     return _Match(shape=shape, given=(x, weight, bias, other), replaced=(last, convolution))
 
@@ -159,10 +159,10 @@ def _between(first: Node, last: Node) -> Iterator[Node]:
         node = node.next
 
 
-def _comes_before(node: Any, later: Node) -> bool:
+def _comes_before(node: Node, later: Node) -> bool:
     """Whether a node has to be computed before the later one in any case."""
-    if not isinstance(node, Node) or node.op == "placeholder":
-        return isinstance(node, Node)
+    if node.op == "placeholder":
+        return True
     seen: set[Node] = set()
     waiting = [later]
     while waiting:

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from nimble_jobs.engine import static_triton
-from nimble_jobs.engine.own_kernels import Launched, put_in_place
+from nimble_jobs.engine.own_kernels import Launched, put_in_place, tile_in
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
@@ -79,8 +79,7 @@ Wanted = Callable[[Shape, torch.device], str | None]  # with which tile our kern
 
 def wanted_as_in(program: Program) -> Wanted:
     """As in an earlier recording of the same module."""
-    names = {task.op for task in program.tasks}
-    return lambda shape, _: next((tile for tile in shape.tiles if shape.name(tile) in names), None)
+    return tile_in({task.op for task in program.tasks})
 
 
 def with_own_kernels(recording: Recording, device: torch.device) -> Recording:

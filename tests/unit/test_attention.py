@@ -13,9 +13,9 @@ from torch.nn import functional
 from nimble_jobs.engine import attention, attention_pass, ways
 from nimble_jobs.engine.attention import OPERATOR, TILES, Shape, wanted_as_in, with_own_kernels
 from nimble_jobs.engine.choices import Choices, using
-from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
+from tests import kernel_trials
 from tests.kernel_trials import interpreted, timed_as
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -49,26 +49,18 @@ def rewritten(forward: Forward, *inputs: torch.Tensor, tile: str | None = "64x64
         seen.append(shape)
         return tile
 
-    def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
-        graph = graph_module.graph
+    def change(graph: torch.fx.Graph) -> None:
         before = sum(node.target is functional.scaled_dot_product_attention for node in graph.nodes)
         done = attention_pass.rewrite(graph, CPU, wanted)
         assert done == (before if tile is not None and len(seen) == before else 0)
-        graph.lint()
-        graph_module.recompile()
         left.extend(node.target for node in graph.nodes)
-        return graph_module.forward
 
     module = Attending(forward)
-    forget_compiled()
-    try:
-        with torch.no_grad():
-            out = torch.compile(module, backend=backend, fullgraph=True, dynamic=False)(*inputs)
-            expected = module(*inputs)
-        torch.testing.assert_close(out, expected)
-        assert out.stride() == expected.stride()
-    finally:
-        forget_compiled()
+    out = kernel_trials.rewritten(module, *inputs, change=change)
+    with torch.no_grad():
+        expected = module(*inputs)
+    torch.testing.assert_close(out, expected)
+    assert out.stride() == expected.stride()
     return seen, left
 
 
@@ -150,20 +142,14 @@ def test_masks_are_taken_before_they_are_spread() -> None:
         written[:, :, 3] = False
         return first + functional.scaled_dot_product_attention(*heads_of(x), attn_mask=written)
 
-    def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
-        assert attention_pass.rewrite(graph_module.graph, CPU, lambda shape, _: shape.tiles[0]) == 2
-        operators = (node for node in graph_module.graph.nodes if node.target is OPERATOR)
+    def change(graph: torch.fx.Graph) -> None:
+        assert attention_pass.rewrite(graph, CPU, lambda shape, _: shape.tiles[0]) == 2
+        operators = (node for node in graph.nodes if node.target is OPERATOR)
         sizes.extend(tuple(node.args[3].meta["example_value"].shape) for node in operators)
-        graph_module.recompile()
-        return graph_module.forward
 
-    forget_compiled()
-    try:
-        with torch.no_grad():
-            out = torch.compile(forward, backend=backend, fullgraph=True, dynamic=False)(X, shown)
-            torch.testing.assert_close(out, forward(X, shown))
-    finally:
-        forget_compiled()
+    out = kernel_trials.rewritten(forward, X, shown, change=change)
+    with torch.no_grad():
+        torch.testing.assert_close(out, forward(X, shown))
     assert sizes == [(2, 1, 1, 24), (2, 1, 24, 24)]
 
 

@@ -55,7 +55,7 @@ def test_they_are_seen_and_compute_the_same() -> None:
         assert depthwise_pass.rewrite(graph, CPU, lambda *_: False) == 0
         assert depthwise_pass.rewrite(graph, CPU, lambda one, _: seen.append(one) or True) == 4  # type: ignore[func-returns-value]
 
-    out = rewritten(module, x.clone(), change)
+    out = rewritten(module, x.clone(), change=change)
     with torch.no_grad():
         torch.testing.assert_close(out, module(x.clone()))
     assert [one.activation for one in seen] == list(ACTIVATIONS)

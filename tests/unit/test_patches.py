@@ -72,7 +72,7 @@ def test_they_are_seen_and_compute_the_same(channels_last: bool, input_last: boo
         assert patches_pass.rewrite(graph, CPU, lambda *_: False) == 0
         assert patches_pass.rewrite(graph, CPU, wanted) == 1
 
-    out = rewritten(module, x, change)
+    out = rewritten(module, x, change=change)
     with torch.no_grad():
         expected = module(x)
     torch.testing.assert_close(out, expected)

@@ -108,7 +108,7 @@ def test_they_are_seen_and_compute_the_same(kind: type[nn.Module], count: int) -
         assert pointwise_pass.rewrite(graph, CPU, lambda *_: None) == 0
         assert pointwise_pass.rewrite(graph, CPU, wanted) == count
 
-    out = rewritten(module, x.clone(), change)
+    out = rewritten(module, x.clone(), change=change)
     with torch.no_grad():
         torch.testing.assert_close(out, module(x.clone()))
     then = [("relu6", False), ("silu", False), ("hardswish", False), ("", True), ("", True), ("", True)]

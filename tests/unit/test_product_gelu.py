@@ -51,7 +51,7 @@ def test_they_are_seen_and_compute_the_same() -> None:
         assert product_gelu_pass.rewrite(graph, CPU, lambda *_: None) == 0
         assert product_gelu_pass.rewrite(graph, CPU, wanted) == 1
 
-    out = rewritten(module, x.clone(), change)
+    out = rewritten(module, x.clone(), change=change)
     with torch.no_grad():
         torch.testing.assert_close(out, module(x.clone()))
     assert seen == [SHAPE]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -13,12 +12,11 @@ from torch.nn import functional
 
 from nimble_jobs.engine import measure, squeeze_excite, squeeze_excite_pass
 from nimble_jobs.engine.choices import Choices, using
-from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.squeeze_excite import EXCITE, SQUEEZE, Shape, compiled, wanted_as_in, with_own_kernels
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.errors import EngineError
-from tests.kernel_trials import interpreted
+from tests.kernel_trials import interpreted, rewritten
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SHAPE = Shape(dtype="float16", images=1, channels=144, height=56, width=56, hidden=6, silu=True, sigmoid=True)
@@ -59,24 +57,15 @@ class Block(nn.Module):
                 return x * scale.sigmoid()
 
 
-def rewritten(
+def replaced(
     module: nn.Module, x: torch.Tensor, wanted: Callable[[Shape, torch.device], bool]
 ) -> tuple[torch.Tensor, int]:
     """What the module gives once the pass has been over its graph, and how often our operators are in it."""
-    counts = []
-
-    def backend(graph_module: torch.fx.GraphModule, _: Any) -> Any:
-        counts.append(squeeze_excite_pass.rewrite(graph_module.graph, CPU, wanted))
-        graph_module.graph.lint()
-        graph_module.recompile()
-        return graph_module.forward
-
-    forget_compiled()
-    try:
-        with torch.no_grad():
-            return torch.compile(module, backend=backend, fullgraph=True)(x.clone()), sum(counts)
-    finally:
-        forget_compiled()
+    counts: list[int] = []
+    out = rewritten(
+        module, x.clone(), change=lambda graph: counts.append(squeeze_excite_pass.rewrite(graph, CPU, wanted))
+    )
+    return out, sum(counts)
 
 
 def images(module: nn.Module) -> tuple[nn.Module, torch.Tensor]:
@@ -94,7 +83,7 @@ def test_it_is_seen_and_computes_the_same(kind: str, count: int) -> None:
     """What is not quite squeeze-and-excitation stays as it is."""
     module, x = images(Block(kind))
     seen = []
-    out, found = rewritten(module, x, lambda shape, _: seen.append(shape) or True)  # type: ignore[func-returns-value]
+    out, found = replaced(module, x, lambda shape, _: seen.append(shape) or True)  # type: ignore[func-returns-value]
     assert found == count
     with torch.no_grad():
         torch.testing.assert_close(out, module(x))
@@ -106,8 +95,8 @@ def test_it_is_seen_and_computes_the_same(kind: str, count: int) -> None:
 def test_where_it_is_slower_or_contiguous_nothing_changes() -> None:
     """The kernels read channels-last images only."""
     module, x = images(Block())
-    assert rewritten(module, x, lambda *_: False)[1] == 0
-    assert rewritten(Block().eval(), torch.randn(2, 3, 9, 7), lambda *_: True)[1] == 0
+    assert replaced(module, x, lambda *_: False)[1] == 0
+    assert replaced(Block().eval(), torch.randn(2, 3, 9, 7), lambda *_: True)[1] == 0
 
 
 class Operators(nn.Module):
