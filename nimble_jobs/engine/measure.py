@@ -146,8 +146,8 @@ def kernels_us(call: Callable[[], object], call_us: float, device: torch.device)
 def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
     """Time of each call's kernels on a GPU, without their launches, in microseconds.
 
-    The calls take turns: a GPU that waited for a compiler runs at a low clock at first, and whichever call came first
-    would lose by that. Raises EngineError if a call cannot be captured.
+    The calls take turns: a GPU that has waited for a compiler may run at a low clock at first, and whichever call came
+    first would lose by that. Raises EngineError if a call cannot be captured.
     """
     pool = torch.cuda.graph_pool_handle()
     graphs: list[torch.cuda.CUDAGraph] = []

@@ -5,7 +5,7 @@ sums. Here several blocks share each sum. They write their parts in fp32, and th
 them up, in a fixed order, with whatever else it does: bias, activation, normalisation.
 
 The same kernel takes the first convolution of most networks, over pictures of few channels, often in one part. There
-it reads whole rows of the window, which lie side by side in memory; libraries read each pixel by itself.
+it reads whole rows of the window, which lie side by side in memory.
 
 Two operators compute the parts in torch. `epilogues` and `product_parts` put them into a compiler's graph where our
 kernel is faster. In the recording our kernel takes their place.
