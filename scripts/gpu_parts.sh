@@ -40,7 +40,7 @@ part() {  # NAME SECONDS: measure it
             "$PYTHON" -m nimble_jobs.cli.main bench text --models "${TEXTS:-minilm}" --count 100000 --rounds 1 --batch-sizes 256 \
                 --compile-modes default --systems ours-empty-store,ours-stored,sentence-transformers,compiled-sorted \
                 --limit "$(($2 / 3))s" --json "$out.json" ;;
-        text-start) "$PYTHON" scripts/measure_text_start.py --buckets 20 --rounds 1 --phases --json "$out.json" ;;
+        text-start) "$PYTHON" scripts/measure_text_start.py --buckets "${BUCKETS:-20}" --rounds 1 --phases --json "$out.json" ;;
         text-training)
             "$PYTHON" scripts/bench_training_text.py --systems ours,compile-reduce-overhead --batches 100 --texts 2000 --json "$out.json" ;;
         scoring)

@@ -16,11 +16,14 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # in the ord
 }
 _NAMES: dict[object, str] = {
     functional.relu: "relu",
+    functional.relu_: "relu",
     torch.relu: "relu",
+    torch.relu_: "relu",
     functional.relu6: "relu6",
     functional.silu: "silu",
     functional.hardswish: "hardswish",
 }
+_METHODS = {"relu": "relu", "relu_": "relu"}  # of tensors
 
 
 def activation_of(node: Node) -> str | None:
@@ -28,4 +31,4 @@ def activation_of(node: Node) -> str | None:
     if node.target is functional.hardtanh:
         bounds = (*node.args[1:3], *(node.kwargs[n] for n in ("min_val", "max_val") if n in node.kwargs))
         return "relu6" if bounds == (0.0, 6.0) else None
-    return _NAMES.get(node.target)
+    return _METHODS.get(str(node.target)) if node.op == "call_method" else _NAMES.get(node.target)
