@@ -68,7 +68,19 @@ WATCHED = {  # functions where they are called from, and the phase that each is
 }
 PACKAGES = (
     *("torch", "torchvision", "triton", "sympy", "numpy", "PIL", "pyarrow", "safetensors", "cykooz"),
-    *("pydantic", "sqlalchemy", "alembic", "psutil", "yaml", "rich", "typer", "asyncio"),
+    *(
+        "pydantic",
+        "transformers",
+        "tokenizers",
+        "scipy",
+        "sqlalchemy",
+        "alembic",
+        "psutil",
+        "yaml",
+        "rich",
+        "typer",
+        "asyncio",
+    ),
 )
 OWN = "nimble_jobs"
 

@@ -172,21 +172,6 @@ def is_in(program: Program) -> bool:
     return any(task.op.startswith(PREFIX) for task in program.tasks)
 
 
-def without_library(call: Callable[..., Any]) -> Callable[..., Any]:
-    """`call` with torch's own convolutions instead of cuDNN's, whose first calls are slow in a fresh process."""
-
-    def plain(*args: Any) -> Any:
-        cudnn: Any = torch.backends.cudnn
-        before = cudnn.enabled
-        cudnn.enabled = False
-        try:
-            return call(*args)
-        finally:
-            cudnn.enabled = before
-
-    return plain
-
-
 def compiled(shape: Shape, capability: int) -> StaticKernel:
     """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 

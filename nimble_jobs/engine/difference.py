@@ -9,14 +9,14 @@ import torch
 _SMALL = 1 << 18  # elements; a new process copies so many faster than it loads a dozen operators onto a GPU
 
 
-def relative_norm(found: torch.Tensor, expected: torch.Tensor) -> float:
+def relative_norm(found: torch.Tensor, expected: torch.Tensor, *, on_host: int = _SMALL) -> float:
     """||found - expected|| / ||expected|| in float64; infinite if NaN or Inf are in different places.
 
-    A complex number counts as two real ones.
+    A complex number counts as two real ones. Tensors of up to `on_host` elements are compared on the host.
     """
     if found.shape != expected.shape or found.is_complex() != expected.is_complex():
         return float("inf")
-    if expected.numel() <= _SMALL:
+    if expected.numel() <= on_host:
         found, expected = found.cpu(), expected.cpu()
     a, b = in_double(found), in_double(expected)
     difference, scale = torch.stack([(a - b).norm(), b.norm()]).tolist()

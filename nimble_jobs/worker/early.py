@@ -83,6 +83,10 @@ class Early:
             from nimble_jobs.engine.device import load_libraries
 
             load_libraries(index)
+            if self._spec.input.format == "text":
+                from nimble_jobs.engine.first_calls import load_comparison
+
+                load_comparison(sys.modules["torch"].device("cuda", index))
             self._imports.join()
             if self._spec.kind == "score":
                 from nimble_jobs.workloads.heads import load_kernels

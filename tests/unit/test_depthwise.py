@@ -150,19 +150,6 @@ def test_the_machine_code_can_be_stored() -> None:
         assert kernel.identity == next(k for k in kernels if k.name == name).identity
 
 
-def test_the_library_is_spared_while_the_call_lasts() -> None:
-    def call(fails: bool) -> bool:
-        if fails:
-            raise ValueError
-        return torch.backends.cudnn.enabled
-
-    before = torch.backends.cudnn.enabled
-    assert depthwise.without_library(call)(False) is False
-    with pytest.raises(ValueError):  # noqa: PT011
-        depthwise.without_library(call)(True)
-    assert torch.backends.cudnn.enabled is before
-
-
 def test_a_check_without_the_library_is_not_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stored schedule with such kernels is refused only by what it was built against."""
     asked: list[object] = []
@@ -183,6 +170,8 @@ def test_a_check_without_the_library_is_not_the_last_word(monkeypatch: pytest.Mo
     schedule.program = _recording(_task()).program
     check_loaded([cast(Any, None)], module, schedule, **given)
     assert asked[2] is module
+    check_loaded([cast(Any, None)], module, schedule, **given | {"device": torch.device("cuda:0")})
+    assert asked[3] is not module  # does without cuDNN's attention
 
 
 RUN = """

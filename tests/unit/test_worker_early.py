@@ -69,6 +69,20 @@ def test_a_context_is_made_on_the_device_of_the_spec(monkeypatch: pytest.MonkeyP
     assert (driver.asked, loaded) == ([1], [1, torch.device("cuda:1")])
 
 
+def test_a_job_of_texts_loads_what_its_checks_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their outputs are large, so replays are compared with eager on the GPU."""
+    loaded: list[torch.device] = []
+    monkeypatch.setattr(early, "_driver", Driver)
+    monkeypatch.setattr("nimble_jobs.engine.device.load_libraries", lambda _index: None)
+    monkeypatch.setattr("nimble_jobs.workloads.heads.load_kernels", lambda *_: None)
+    monkeypatch.setattr("nimble_jobs.engine.first_calls.load_comparison", loaded.append)
+    given = spec("cuda:1")
+    Early(given).close()
+    assert not loaded
+    Early(given.model_copy(update={"input": given.input.model_copy(update={"format": "text"})})).close()
+    assert loaded == [torch.device("cuda:1")]
+
+
 def test_a_job_of_the_cpu_starts_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its driver is not even looked for."""
     monkeypatch.setattr(early, "_make_context", lambda _index: pytest.fail("a GPU was started"))

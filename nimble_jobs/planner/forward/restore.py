@@ -16,6 +16,7 @@ from nimble_jobs.engine import depthwise, verify
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
+from nimble_jobs.engine.first_calls import without_cudnn
 from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.record import Recording
@@ -93,8 +94,9 @@ def check_loaded(
     observed: Observed | None = None,
     example: Mapping[str, torch.Tensor] = _NONE,
 ) -> float:
-    """`verify.check` of instances that were loaded. If they have depthwise convolutions of ours, eager first
-    does without the library's, whose first calls take long. Returns the worst relative norm. Raises CheckFailed.
+    """`verify.check` of instances that were loaded. On a GPU, eager first does without cuDNN's attention and, if the
+    schedule has depthwise convolutions of ours, without its convolutions: their first calls take long. Returns the
+    worst relative norm. Raises CheckFailed.
     """
 
     def against(call: Callable[..., Any]) -> float:
@@ -113,9 +115,10 @@ def check_loaded(
             others=instances[1:],
         )
 
-    if depthwise.is_in(schedule.program):
+    convolutions = depthwise.is_in(schedule.program)
+    if convolutions or devices.able(device).kernels:
         with contextlib.suppress(CheckFailed):  # it rounds otherwise, too: what the schedule was built against decides
-            return against(depthwise.without_library(eager))
+            return against(without_cudnn(eager, convolutions=convolutions))
     return against(eager)
 
 
