@@ -1,6 +1,6 @@
 """How far embeddings of a job are from those of each text alone, in eager and fp32, and from those in another order.
 
-    python scripts/compare_texts.py --json FILE [--device cpu] [--dtype fp32] [--count 10000] [--model DIR]
+    python scripts/compare_texts.py --json FILE [--device cpu] [--dtype fp32] [--count 10000] [--ways 4] [--model DIR]
 
 Texts of 0 to --longest words, most of them short, are scored by jobs of this process: as they are, then in three random
 orders with other tokens in a batch. The model is a BERT of two layers with random weights and 2,048 positions, or the
@@ -42,7 +42,7 @@ def compare(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         model = write_bert(folder / "bert", max_position_embeddings=POSITIONS)
     positions = json.loads((model / "config.json").read_text())["max_position_embeddings"]
     texts = sentences(options.count, options.longest)
-    alone = one_by_one(model, texts, positions)
+    alone = one_by_one(model, texts, positions, device=options.device)
     first: np.ndarray | None = None
     rows: list[dict[str, Any]] = []
     if options.dtype != "fp32":
@@ -51,7 +51,7 @@ def compare(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         print(f"eager in {options.dtype}, each text alone: {rows[0]['eager']:.2e} from eager in fp32", flush=True)
     with open_store(resolve(str(folder / "home"))) as store:
         station = real_station(store, "w", options.device, None)
-        for number, (tokens, seed) in enumerate(WAYS):
+        for number, (tokens, seed) in enumerate(WAYS[: options.ways]):
             order = np.arange(len(texts)) if seed is None else np.random.default_rng(seed).permutation(len(texts))
             source = write_texts(folder / f"{number}.parquet", [texts[i] for i in order])
             text = {"max_length": positions} | ({} if tokens is None else {"tokens_per_batch": tokens})
@@ -62,7 +62,7 @@ def compare(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
                 out=str(number),
                 model={"dtype": options.dtype},
                 input={"text": text},
-                schedule={"on_miss": options.on_miss, "fuse": "off"},
+                schedule={"on_miss": options.on_miss, "fuse": options.fuse},
                 run={"device": options.device},
             )
             job = run(store, spec, station)
@@ -99,11 +99,13 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--longest", type=int, default=2000)
     parser.add_argument("--on-miss", default="eager", choices=["eager", "build"], help="build: through schedules")
+    parser.add_argument("--fuse", default="off", choices=["auto", "off", "max"])
+    parser.add_argument("--ways", type=int, default=len(WAYS), help="how many orders")
     parser.add_argument("--model", type=Path, help="a folder of transformers, with pooling by the mean")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         rows = compare(options, Path(temporary))
-    settings = {name: getattr(options, name) for name in ("device", "dtype", "count", "longest", "on_miss")}
+    settings = {name: getattr(options, name) for name in ("device", "dtype", "count", "longest", "on_miss", "fuse")}
     save(options.json, {"environment": environment(options=settings), "results": rows})
 
 

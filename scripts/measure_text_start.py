@@ -1,7 +1,7 @@
 """Time a fresh process with stored schedules of texts: until all buckets are loaded and checked, and until it ends.
 
     python scripts/measure_text_start.py --json FILE [--device auto] [--dtype fp16] [--buckets 8,20] [--rounds 3]
-        [--model FOLDER] [--phases]
+        [--model FOLDER] [--folder FOLDER] [--phases]
 
 For each number of buckets a first job builds and stores their schedules. Then each round is a `nimble-jobs run` of its
 own, over enough texts for each bucket. "Warm" is the time from the start of the process to the first batch; the rest
@@ -109,10 +109,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--each", type=int, default=256, help="texts for 8 tokens of length")
     parser.add_argument("--model", type=Path)
+    parser.add_argument("--folder", type=Path, help="where the schedules stay, for a later call; default: nowhere")
     parser.add_argument("--phases", action="store_true", help="where the time of a stored run goes")
     options = parser.parse_args()
     with compiled_python(), tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         write_texts(folder / "texts.parquet", options.each)
         rows = [measure(int(count), options, folder) for count in options.buckets.split(",")]
     settings = {name: getattr(options, name) for name in ("device", "dtype", "fuse", "buckets", "rounds", "each")}

@@ -126,6 +126,9 @@ def _encoder_of(config: Any, transformers: Any) -> Any:
 
 
 def _bare(config: Any, transformers: Any) -> Any:
+    own = f"{type(config).__name__.removesuffix('Config')}Model"
+    if own in (config.architectures or []) and hasattr(transformers, own):
+        return getattr(transformers, own)  # to import AutoModel, and scikit-learn with it, takes most of a second
     try:
         found = transformers.AutoModel._model_mapping[type(config)]
     except KeyError:

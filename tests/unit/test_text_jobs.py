@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from nimble_jobs.cli.jobs import _schedule
+from nimble_jobs.engine.observe import Watched
 from nimble_jobs.job import JobState
+from nimble_jobs.models.packed import Packed
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.views.schedules import grouped, rows_of
@@ -277,12 +279,24 @@ def test_several_windows_keep_the_order(
     assert worst(np.stack(list(found.values())), one_by_one(small, texts, 64)) < 1e-5
 
 
-def test_schedules_of_all_buckets_are_found_again(store: Store, tmp_path: Path, small: Path) -> None:
-    """They share one copy of the weights, also as residents, and run from the store in the next process."""
+def test_schedules_of_all_buckets_are_found_again(
+    store: Store, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share one copy of the weights, also as residents, and run from the store in the next process.
+
+    There the calls of their model are watched while the first bucket is checked.
+    """
+    watched: list[Packed] = []
+
+    def watch(module: Packed, device: torch.device) -> Watched:
+        watched.append(module)
+        return Watched(module, device)
+
+    monkeypatch.setattr("nimble_jobs.planner.jobs.take.Watched", watch)
     texts = sentences(300, 60)
     source = write_texts(tmp_path / "t.parquet", texts)
     expected = one_by_one(small, texts, 64)
-    hits, station = [], real_station(store, "w", "cpu", None)
+    hits, counts, station = [], [], real_station(store, "w", "cpu", None)
     schedule = {"on_miss": "build", "progressive": False, "fuse": "off"}
     for out, again in (("a", station), ("b", station), ("c", real_station(store, "w", "cpu", None))):
         spec = text_spec(tmp_path, small, source, out=out, schedule=schedule)
@@ -290,8 +304,10 @@ def test_schedules_of_all_buckets_are_found_again(store: Store, tmp_path: Path, 
         job = run(store, spec, again)
         assert job.state is JobState.SUCCEEDED, job.error
         hits.append([bucket["hit"] for bucket in job.schedule["buckets"]])
+        counts.append(len(watched))
         assert worst(np.stack(list(outputs(tmp_path / out).values())), expected) < 1e-5
     assert hits == [["miss", "miss"], ["resident", "resident"], ["stored", "stored"]]
+    assert counts == [1, 1, 2]
     (one, other) = rows_of(store, store.schedules.list()[::-1])  # the longer one first
     assert one["family"] == other["family"]
     image = {**one, "key": "image", "bucket": None, "family": None}

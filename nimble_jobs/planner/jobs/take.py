@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import separate_memory
 from nimble_jobs.engine.observe import Observed, Watched
+from nimble_jobs.engine.state import RandomStates
 from nimble_jobs.engine.verify import ROUNDS
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
@@ -91,12 +93,16 @@ def _capture(loaded: Loaded, material: Material) -> None:
     """Capture a stored schedule and check it against eager.
 
     The schedule was built by observing this code. So if its program writes none of the module's tensors, only the calls
-    that the check needs anyway are watched; if one leaves a trace, the module is observed as for a build.
+    that the check needs anyway are watched; if one leaves a trace, the module is observed as for a build. Siblings run
+    the same model, so only the first of them is watched.
     """
     _keep_apart(loaded, material.schedule)
-    program = material.schedule.program
+    program, siblings = material.schedule.program, loaded.siblings
     example = {"x": example_of(loaded.request, loaded.module, loaded.device)}
     if not names_written(program, program.state):
+        if siblings is not None and siblings.steady is not None:
+            _restore(loaded, material, example, replace(siblings.steady, random=RandomStates(loaded.device)))
+            return
         watched = Watched(loaded.module, loaded.device)
         try:
             _restore(loaded, material, example, watched.observed, watched)
@@ -108,6 +114,8 @@ def _capture(loaded: Loaded, material: Material) -> None:
         except EngineError as e:  # of its first call may come what the program reads
             log.debug("observed after all: %s", e)
         else:
+            if siblings is not None:
+                siblings.steady = watched.observed
             return
         watched.put_back()
     observed = observe_calls(loaded.module, example, loaded.device, keep_integers=False)
