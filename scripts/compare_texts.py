@@ -1,6 +1,7 @@
 """How far embeddings of a job are from those of each text alone, in eager and fp32, and from those in another order.
 
     python scripts/compare_texts.py --json FILE [--device cpu] [--dtype fp32] [--count 10000] [--ways 4] [--model DIR]
+        [--reference FILE]
 
 Texts of 0 to --longest words, most of them short, are scored by jobs of this process: as they are, then in three random
 orders with other tokens in a batch. The model is a BERT of two layers with random weights and 2,048 positions, or the
@@ -42,10 +43,15 @@ def compare(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         model = write_bert(folder / "bert", max_position_embeddings=POSITIONS)
     positions = json.loads((model / "config.json").read_text())["max_position_embeddings"]
     texts = sentences(options.count, options.longest)
-    alone = one_by_one(model, texts, positions, device=options.device)
+    if options.reference is not None and options.reference.is_file():
+        alone = np.load(options.reference)
+    else:
+        alone = one_by_one(model, texts, positions, device=options.device)
+        if options.reference is not None:
+            np.save(options.reference, alone)
     first: np.ndarray | None = None
     rows: list[dict[str, Any]] = []
-    if options.dtype != "fp32":
+    if options.dtype != "fp32" and not options.no_eager:
         narrow = one_by_one(model, texts, positions, dtype=DTYPES[options.dtype], device=options.device)
         rows.append({"eager": worst(narrow, alone)})
         print(f"eager in {options.dtype}, each text alone: {rows[0]['eager']:.2e} from eager in fp32", flush=True)
@@ -101,6 +107,8 @@ def main() -> None:
     parser.add_argument("--on-miss", default="eager", choices=["eager", "build"], help="build: through schedules")
     parser.add_argument("--fuse", default="off", choices=["auto", "off", "max"])
     parser.add_argument("--ways", type=int, default=len(WAYS), help="how many orders")
+    parser.add_argument("--no-eager", action="store_true", help="without eager in a narrow dtype")
+    parser.add_argument("--reference", type=Path, help="an .npy of each text alone: read, or written if there is none")
     parser.add_argument("--model", type=Path, help="a folder of transformers, with pooling by the mean")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
