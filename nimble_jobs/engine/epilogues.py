@@ -2,8 +2,8 @@
 activation.
 
 It measures on this device: a plain convolution followed by a pointwise kernel; cuDNN's fused convolution (bias,
-addition, ReLU); for 1x1 convolutions a matrix product with cuBLAS's epilogue for bias and ReLU; and if a few blocks
-would take long sums, our kernel that divides them (`split_k`).
+addition, ReLU); for 1x1 convolutions a matrix product with cuBLAS's epilogue for bias and ReLU, and our own kernel
+(`pointwise`); and if a few blocks would take long sums, our kernel that divides them (`split_k`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch.fx import Graph, Node
 
-from nimble_jobs.engine import choices, measure, split_k, split_k_pass
+from nimble_jobs.engine import choices, measure, pointwise, pointwise_pass, split_k, split_k_pass
 from nimble_jobs.engine.fused_convolutions import CONVOLUTION_ADD_RELU, CONVOLUTION_RELU, MEMORY_FORMAT
 from nimble_jobs.engine.fx_nodes import add_call
 from nimble_jobs.engine.private.modes import modes_off
@@ -23,11 +23,20 @@ from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
 from nimble_jobs.task_times import TaskTimes
 
-Way = str  # "library", "fused", "product", or one of `split_k`
+Way = str  # "library", "fused", "product", "pointwise" with a tile of `pointwise`, or one of `split_k`
 Follows = Literal["nothing", "bias", "relu", "add", "add-relu"]
 
 _aten = torch.ops.aten
-_KERNELS = {"fused": Kernel.FUSED_CONVOLUTION, "product": Kernel.PRODUCT}  # others are ways of `split_k`
+_KERNELS = {"fused": Kernel.FUSED_CONVOLUTION, "product": Kernel.PRODUCT, "pointwise": Kernel.POINTWISE}
+_POINTWISE = "pointwise "  # before a tile
+# What our kernel for pointwise convolutions computes then: the activation, and whether there is another operand.
+_AS_POINTWISE: dict[Follows, tuple[str, bool]] = {
+    "nothing": ("", False),
+    "bias": ("", False),
+    "relu": ("relu", False),
+    "add-relu": ("relu", True),
+}
+_FOLLOWS = "what follows"
 _GAIN = 0.97  # another way must take less than this share of the plain convolution's time
 
 
@@ -62,11 +71,12 @@ class Group:
     def ways(self) -> tuple[Way, ...]:
         """The ways that there are to run it."""
         fused: tuple[Way, ...] = ("fused",) if self.follows in ("relu", "add-relu") else ()
-        return ("library", *fused, *(("product",) if self.is_product else ()), *self.split.ways)
+        ours = (f"{_POINTWISE}{tile}" for tile in self.tiles)
+        return ("library", *fused, *(("product",) if self.is_product else ()), *ours, *self.split.ways)
 
     def allowed(self, without: Without) -> tuple[Way, ...]:
         """The ways that are not in `without`; the library's always is one."""
-        return tuple(way for way in self.ways if way == "library" or _KERNELS.get(way, Kernel.SPLIT_K) not in without)
+        return tuple(way for way in self.ways if way == "library" or _kernel_of(way) not in without)
 
     @property
     def is_product(self) -> bool:
@@ -75,6 +85,25 @@ class Group:
         return (
             self.weight[2:] == ones and self.stride == ones and self.dilation == ones and self.groups == 1
         ) and not any(self.padding)
+
+    @property
+    def tiles(self) -> tuple[str, ...]:
+        """Those of our kernel for pointwise convolutions that are worth trying; none if it cannot compute this."""
+        possible = self.is_product and self.bias and self.follows in _AS_POINTWISE
+        return self.pointwise.tiles if possible else ()
+
+    @property
+    def pointwise(self) -> pointwise.Shape:
+        """As `pointwise` calls it, if it is a product with a bias."""
+        activation, added = _AS_POINTWISE[self.follows]
+        return pointwise.Shape(
+            dtype=str(self.dtype).removeprefix("torch."),
+            pixels=self.x[0] * self.x[2] * self.x[3],
+            inputs=self.x[1],
+            features=self.weight[0],
+            added=added,
+            activation=activation,
+        )
 
     @property
     def split(self) -> split_k.Shape:
@@ -130,6 +159,8 @@ def choose_ways(
             _fuse(graph, match)
         elif way == "product":
             _to_product(graph, match)
+        elif way.startswith(_POINTWISE):
+            _to_pointwise(graph, match, way.removeprefix(_POINTWISE))
         elif way != "library":
             split_k_pass.split_convolution(graph, match.convolution, way)
     graph.eliminate_dead_code()
@@ -150,6 +181,7 @@ def fastest(group: Group, device: torch.device, without: Without = NOTHING) -> W
     parts |= {"task": "convolution", "memory_format": str(MEMORY_FORMAT)} | choices.parts_here(device)
     ways = group.allowed(without)
     parts |= {"split": split_k.code_digest()} if set(ways) & set(group.split.ways) else {}
+    parts |= {"pointwise": pointwise.code_digest()} if any(way.startswith(_POINTWISE) for way in ways) else {}
     return choices.current().choose(parts, ways, measured)
 
 
@@ -187,12 +219,20 @@ def times_us(group: Group, device: torch.device, without: Without = NOTHING) -> 
         ways["fused"] = lambda: CONVOLUTION_ADD_RELU(x, weight, other, bias, *settings)
     if "product" in allowed:
         ways["product"] = _product(group, x, weight, bias, out, after)
+    if bias is not None and any(way.startswith(_POINTWISE) for way in allowed):
+        shape = group.pointwise
+        ours = pointwise_pass.ways_of(shape, x, weight, bias, other if shape.added else None, device)
+        ways |= {f"{_POINTWISE}{tile}": call for tile, call in ours.calls.items()}
     split = {} if Kernel.SPLIT_K in without else split_k_pass.calls(group.split, x, weight, device)
     if split and group.follows == "nothing":  # the kernel that follows in any case adds the parts up
-        ways["pointwise"] = lambda: torch.relu(out)
+        ways[_FOLLOWS] = lambda: torch.relu(out)
     times = dict(zip([*ways, *split], measure.kernel_times_us([*ways.values(), *split.values()], device), strict=True))
-    follows_us = times.pop("pointwise", 0.0)
+    follows_us = times.pop(_FOLLOWS, 0.0)
     return {way: max(0.0, us - follows_us) if way in split else us for way, us in times.items()}
+
+
+def _kernel_of(way: Way) -> Kernel:
+    return _KERNELS.get(way.partition(" ")[0], Kernel.SPLIT_K)
 
 
 def _product(
@@ -314,6 +354,11 @@ def _to_product(graph: Graph, match: _Match) -> None:
             shaped = add_call(graph, _aten.add.Tensor, shaped, spread)  # part of the pointwise kernel that follows
     at.replace_all_uses_with(shaped)
     graph.erase_node(at)
+
+
+def _to_pointwise(graph: Graph, match: _Match, tile: str) -> None:
+    activation = match.group.pointwise.activation
+    _replace(graph, match.last, pointwise.OPERATOR, *match.convolution.args[:3], match.other, activation, tile)
 
 
 def _replace(graph: Graph, node: Node, target: Any, *args: Any) -> None:

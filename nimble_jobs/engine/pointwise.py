@@ -4,7 +4,8 @@ Libraries compute a product with bias and ReLU in one kernel, but not with ReLU6
 EfficientNets have them, nor with bias and the other operand of a residual sum.
 
 An operator computes it in torch. A pass over a compiler's graph (`pointwise_pass`) puts it there where our kernel is
-faster than the library's product with a second kernel. In the recording our kernel takes its place.
+faster than the library's product with a second kernel; another (`epilogues`) compares it with all that libraries have
+for a bias alone, for ReLU, and for a sum with ReLU. In the recording our kernel takes its place.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.nn import functional
 
 from nimble_jobs.engine import static_triton
 from nimble_jobs.engine.activations import ACTIVATIONS
-from nimble_jobs.engine.own_kernels import Launched, put_in_place, tile_in
+from nimble_jobs.engine.own_kernels import Launched, digest_of, put_in_place, tile_in
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
@@ -89,8 +90,6 @@ class Shape:
             return ()
         if self.inputs % UNIT or self.features % UNIT or sizes[1] * sizes[2] >= MOST:  # of a tensor, also the weight
             return ()
-        if not self.added and self.activation in ("", "relu"):
-            return ()  # the library's epilogues know these
 
         def fit(tile: str) -> tuple[float, int]:
             pixels, features, *_ = TILES[tile]
@@ -163,6 +162,11 @@ def shape_of(task: Task) -> Shape | None:
         activation=str(activation),
     )
     return shape if tile in shape.tiles else None
+
+
+def code_digest() -> str:
+    """SHA-256 of the code that decides how long our kernel takes."""
+    return digest_of("pointwise", "pointwise_triton", "activations_triton")
 
 
 @functools.lru_cache(maxsize=1024)

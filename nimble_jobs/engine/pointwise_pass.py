@@ -18,8 +18,7 @@ from nimble_jobs.engine import choices
 from nimble_jobs.engine.activations import ACTIVATIONS, activation_of
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.fx_nodes import fixed_example, only_reads
-from nimble_jobs.engine.own_kernels import digest_of
-from nimble_jobs.engine.pointwise import OPERATOR, Shape, Wanted, compiled
+from nimble_jobs.engine.pointwise import OPERATOR, Shape, Wanted, code_digest, compiled
 from nimble_jobs.engine.static_triton import capability_of
 from nimble_jobs.engine.ways import Ways
 from nimble_jobs.task_times import TaskTimes
@@ -67,7 +66,7 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 
 def fastest(shape: Shape, device: torch.device) -> str | None:
     """The tile with which our kernel is fastest; None if the library is, now or as measured earlier."""
-    more = {"task": "pointwise convolution", "code": digest_of("pointwise", "pointwise_triton", "activations_triton")}
+    more = {"task": "pointwise convolution", "code": code_digest()}
     way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, device), **more)
     return None if way == "library" else way
 
@@ -95,31 +94,50 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
     def pictures(values: torch.Tensor) -> torch.Tensor:
         return values.view(1, shape.pixels, 1, -1).permute(0, 3, 1, 2)
 
-    given = (pictures(rows), columns[:, :, None, None], bias, None if other is None else pictures(other))
-    theirs = OPERATOR(*given, shape.activation, "").permute(0, 2, 3, 1).reshape(shape.pixels, shape.features)
+    ways = ways_of(
+        shape, pictures(rows), columns[:, :, None, None], bias, None if other is None else pictures(other), device
+    )
+    return ways.times(shape.words, library, _GAIN, device)
+
+
+def ways_of(
+    shape: Shape,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    other: torch.Tensor | None,
+    device: torch.device,
+) -> Ways:
+    """Our kernel with each of the shape's tiles, over channels-last pictures and the weight [features, inputs, 1, 1].
+
+    Those that do not compute what torch computes are left out.
+    """
+    theirs = OPERATOR(x, weight, bias, other, shape.activation, "")
     out = torch.empty_like(theirs)
 
     def ours(tile: str) -> Callable[[], Any]:
         out.fill_(float("nan"))
         kernel = compiled(shape, tile, capability_of(device))
-        return lambda: kernel(rows, columns, bias, rows if other is None else other, out, *shape.sizes)
+        return lambda: kernel(x, weight, bias, x if other is None else other, out, *shape.sizes)
 
     ways = Ways(shape.dtype)
     for tile in shape.tiles:
         ways.add(tile, functools.partial(ours, tile), theirs, out)
-    return ways.times(shape.words, library, _GAIN, device)
+    return ways
 
 
 def _match(last: Node, device: torch.device) -> _Match | None:
     """What our kernel can compute up to this node; None if it cannot, or need not."""
     activation = activation_of(last)
+    if activation == "relu":
+        return None  # `epilogues` compares all ways for that
     if activation is not None:
         convolution = last.args[0] if last.args else None
         return _of(last, convolution, None, activation, device)
     if last.target not in _ADDITIONS or len(last.args) != 2 or last.kwargs:
         return None
     if any(activation_of(user) for user in last.users):
-        return None  # a compiler computes both in one kernel, and cuDNN knows a sum with ReLU
+        return None  # a compiler computes both in one kernel, and `epilogues` knows a sum with ReLU
     first, second = last.args
     found = _of(last, first, second, "", device)
     if found is None and last.target is not operator.iadd:  # which would write into the other operand

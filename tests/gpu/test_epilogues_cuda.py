@@ -22,6 +22,10 @@ from nimble_jobs.planner.sources.source import Source, Variants, record_source
 OPERATORS = {
     "fused": {"nimble_jobs.convolution_relu.default", "nimble_jobs.convolution_add_relu.default"},
     "product": {"aten._addmm_activation.out", "aten.mm.out"},
+    "pointwise 32x32x64": {
+        "triton.pointwise.float16.1568x64x16.relu.32x32x64",
+        "triton.pointwise.float16.1568x16x64.sum-relu.32x32x64",
+    },
 }
 
 
@@ -40,12 +44,12 @@ class Block(nn.Module):
         return self.after((self.wide(y) + x).relu())
 
 
-@pytest.mark.parametrize("way", ["fused", "product"])
+@pytest.mark.parametrize("way", list(OPERATORS))
 def test_each_way_agrees_with_eager(device: torch.device, monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
     """Wherever it is possible, on a captured replay over fresh inputs."""
 
     def wanted(group: Group, *_: object) -> Way:
-        possible = group.is_product if way == "product" else group.follows.endswith("relu")
+        possible = group.is_product if way != "fused" else group.follows.endswith("relu")
         return way if possible else "library"
 
     monkeypatch.setattr(epilogues, "fastest", wanted)
@@ -84,7 +88,7 @@ def test_ways_are_measured(device: torch.device) -> None:
         follows="relu",
     )
     times = epilogues.times_us(group, device)
-    assert times.keys() == {"library", "fused", "product"}
+    assert times.keys() == {"library", "fused", "product", "pointwise 16x32x64", "pointwise 32x32x64"}
     assert all(us > 0 for us in times.values())
     chosen = epilogues.fastest(group, device)
     assert chosen in times
@@ -101,12 +105,13 @@ def test_ways_that_are_off_are_in_no_recording(device: torch.device, monkeypatch
     ours = OPERATORS["fused"] | OPERATORS["product"]
     module = Block().eval().to(device, torch.float16)
     x = torch.randn(2, 64, 28, 28, device=device, dtype=torch.float16)
-    off = frozenset({Kernel.FUSED_CONVOLUTION, Kernel.PRODUCT, Kernel.SPLIT_K})
+    off = frozenset({Kernel.FUSED_CONVOLUTION, Kernel.PRODUCT, Kernel.POINTWISE, Kernel.SPLIT_K})
     for without in (NOTHING, off, NOTHING):
         source = Source(kernels="epilogues", layout="channels-last", without=without)
         with using(Choices()):
             recording = record_source(Variants(module).use(source), source, {"x": x}, device)
-        assert bool({task.op for task in recording.program.tasks} & ours) == (without == NOTHING)
+        found = [task.op for task in recording.program.tasks]
+        assert any(op in ours or op.startswith("triton.pointwise.") for op in found) == (without == NOTHING)
     forget_compiled()
 
 

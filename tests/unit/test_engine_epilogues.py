@@ -12,11 +12,14 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from nimble_jobs.engine import epilogues, measure
+from nimble_jobs.engine import epilogues, measure, pointwise_pass
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.encode import operator
 from nimble_jobs.engine.epilogues import Follows, Group, Way, choose_ways
+from nimble_jobs.engine.pointwise import OPERATOR, Shape
 from nimble_jobs.engine.private.runtime import forget_compiled
+from nimble_jobs.errors import EngineError
+from nimble_jobs.kernel_switches import Kernel
 
 CPU = torch.device("cpu")
 Run = Callable[[nn.Module, torch.Tensor, Callable[[Group], Way]], tuple[Any, Counter[Any]]]
@@ -109,6 +112,48 @@ def test_groups_are_seen_and_products_compute_the_same(run: Run) -> None:
         ("bias", "product"): 1,
         ("nothing", "product"): 3,
     }
+
+
+def test_our_kernels_operator_is_put_in_place(run: Run) -> None:
+    """With bias, and with ReLU or a sum and ReLU where no other kernel does that at no cost."""
+    torch.manual_seed(0)
+    block = Block().eval().to(memory_format=torch.channels_last)
+    x = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    out, seen = run(block, x, lambda group: "pointwise 16x32x64" if group.is_product and group.bias else "library")
+    torch.testing.assert_close(out, block(x))
+    assert seen == {
+        ("relu", "pointwise 16x32x64"): 1,
+        ("relu", "library"): 1,
+        ("add-relu", "pointwise 16x32x64"): 1,
+        ("bias", "pointwise 16x32x64"): 1,
+        ("nothing", "pointwise 16x32x64"): 2,
+        ("nothing", "library"): 1,
+    }
+
+
+def test_when_our_kernel_is_tried() -> None:
+    """For half precision and channels that are multiples of eight; not for a sum alone, nor once it is switched off."""
+    one = replace(GROUP, weight=(16, 8, 1, 1), out=(1, 16, 6, 6))
+    kinds: tuple[Follows, ...] = ("nothing", "bias", "relu", "add-relu")
+    for follows in kinds:
+        group = replace(one, follows=follows)
+        assert [way for way in group.ways if way.startswith("pointwise ")] == [
+            "pointwise 16x32x64",
+            "pointwise 32x32x64",
+        ]
+        assert not any(way.startswith("pointwise ") for way in group.allowed(frozenset({Kernel.POINTWISE})))
+        assert (group.pointwise.activation, group.pointwise.added) == (
+            "relu" if follows.endswith("relu") else "",
+            follows == "add-relu",
+        )
+    for other in (
+        replace(one, follows="add"),
+        replace(one, bias=False),
+        replace(one, dtype=torch.float32),
+        replace(one, stride=(2, 2)),
+        GROUP,
+    ):
+        assert not any(way.startswith("pointwise ") for way in other.ways)
 
 
 def test_contiguous_tensors_are_left_alone(run: Run) -> None:
@@ -204,3 +249,28 @@ def test_every_way_that_is_measured_is_one_of_the_ways(
     monkeypatch.setattr(measure, "kernel_times_us", lambda calls, _: [1.0] * len(calls))
     group = replace(GROUP, dtype=torch.float32, follows=follows, weight=(4, 8, kernel, kernel))
     assert tuple(epilogues.times_us(group, CPU)) == group.ways
+
+
+@pytest.mark.parametrize("follows", ["nothing", "bias", "relu", "add-relu"])
+def test_our_kernel_is_timed_beside_the_others(monkeypatch: pytest.MonkeyPatch, follows: Follows) -> None:
+    """A tile that does not compile, or is wrong, is left out."""
+
+    def compiled(shape: Shape, tile: str, _: int) -> Callable[..., None]:
+        if tile.startswith("16x"):
+            raise EngineError("does not compile")
+
+        def call(x: Any, weight: Any, bias: Any, other: Any, out: Any, *_: int) -> None:
+            out.copy_(OPERATOR(x, weight, bias, other if shape.added else None, shape.activation, tile))
+
+        return call
+
+    monkeypatch.setattr(pointwise_pass, "compiled", compiled)
+    monkeypatch.setattr(pointwise_pass, "capability_of", lambda _: 90)
+    monkeypatch.setattr(measure, "kernel_times_us", lambda calls, _: [float(call() is not calls) for call in calls])
+    monkeypatch.setattr(epilogues, "CONVOLUTION_RELU", lambda *_: None)
+    monkeypatch.setattr(epilogues, "CONVOLUTION_ADD_RELU", lambda *_: None)
+    group = replace(GROUP, weight=(16, 8, 1, 1), out=(1, 16, 6, 6), follows=follows, dtype=torch.bfloat16)
+    without = frozenset({Kernel.PRODUCT})  # with ReLU there is none on a CPU
+    times = epilogues.times_us(group, CPU, without)
+    assert set(group.allowed(without)) - set(times) == {"pointwise 16x32x64"}
+    assert "pointwise 32x32x64" in times

@@ -202,7 +202,12 @@ def test_the_pass_of_the_compiler_knows_what_is_off(off: Kernel | None, monkeypa
     assert one.uuid() == same.uuid() != other.uuid()
 
 
-CONVOLUTIONS = {Kernel.FUSED_CONVOLUTION: "fused", Kernel.PRODUCT: "product", Kernel.SPLIT_K: "64x64x64/12"}
+CONVOLUTIONS = {
+    Kernel.FUSED_CONVOLUTION: "fused",
+    Kernel.PRODUCT: "product",
+    Kernel.POINTWISE: "pointwise 32x32x64",
+    Kernel.SPLIT_K: "64x64x64/12",
+}
 
 
 class Pixels(nn.Module):
@@ -250,7 +255,8 @@ def test_convolutions_do_not_run_in_ways_that_are_off(off: Kernel) -> None:
     everything = ways(NOTHING)
     alone = frozenset(CONVOLUTIONS) - {off}  # everything else is off
     assert everything[1] == "64x64x64/12"
-    assert not [way for way in ways(without(off)) if way == CONVOLUTIONS[off] or (off is Kernel.SPLIT_K and "/" in way)]
+    kind = "/" if off is Kernel.SPLIT_K else CONVOLUTIONS[off].partition(" ")[0]
+    assert not [way for way in ways(without(off)) if kind in way]
     assert CONVOLUTIONS[off] in ways(alone)
     assert ways(frozenset(CONVOLUTIONS)) == ["library", "library"]
     assert ways(NOTHING) == everything
