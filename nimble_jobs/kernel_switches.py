@@ -28,6 +28,7 @@ class Kernel(StrEnum):
         "pointwise",
         "Convolutions of single pixels with bias and activation, or a sum, in one kernel of our own.",
     )
+    SEPARABLE = "separable", "Depthwise-separable convolutions in one kernel of our own instead of two."
     SQUEEZE_EXCITE = "squeeze-excite", "Squeeze-and-excitation in two kernels."
     LINEAR_GELU = "linear-gelu", "Linear layers with GELU in one kernel."
     PATCHES = "patches", "Convolutions that cut pictures into patches, as matrix products."

@@ -32,3 +32,9 @@ def activation_of(node: Node) -> str | None:
         bounds = (*node.args[1:3], *(node.kwargs[n] for n in ("min_val", "max_val") if n in node.kwargs))
         return "relu6" if bounds == (0.0, 6.0) else None
     return _METHODS.get(str(node.target)) if node.op == "call_method" else _NAMES.get(node.target)
+
+
+def writes_in_place(activation: Node) -> bool:
+    """Whether a node that is an activation writes over what it reads."""
+    name = activation.target if isinstance(activation.target, str) else getattr(activation.target, "__name__", "")
+    return name.endswith("_") or bool(activation.kwargs.get("inplace", activation.args[-1] is True))

@@ -167,11 +167,6 @@ def shape_between(x: View, weight: View, out: View, settings: Sequence[int]) -> 
     )
 
 
-def is_in(program: Program) -> bool:
-    """Whether a program contains our depthwise kernels."""
-    return any(task.op.startswith(PREFIX) for task in program.tasks)
-
-
 def compiled(shape: Shape, capability: int) -> StaticKernel:
     """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 

@@ -98,20 +98,32 @@ def _match(activation: Node, device: torch.device) -> _Match | None:
     name, convolution = activation_of(activation), activation.args[0] if activation.args else None
     if name is None or not isinstance(convolution, Node) or len(convolution.users) != 1:
         return None
+    found = depthwise_call(convolution, device)
+    if found is None:
+        return None
+    shape, x, weight, bias = found
+    if bias is None:
+        return None
+    return _Match(one=Activated(shape=shape, activation=name), given=(x, weight, bias), convolution=convolution)
+
+
+def depthwise_call(convolution: Node, device: torch.device) -> tuple[depthwise.Shape, Node, Node, Node | None] | None:
+    """What a node computes, with its images, weight and bias, if it is a depthwise convolution over channels-last
+    images that our kernel can compute; None for any other node.
+    """
     if convolution.target not in (torch.conv2d, functional.conv2d):
         return None
     given = dict(zip(_CONVOLUTION, convolution.args, strict=False)) | dict(convolution.kwargs)
     x, weight, bias = (given.get(part) for part in _CONVOLUTION[:3])
-    if not (isinstance(x, Node) and isinstance(weight, Node) and isinstance(bias, Node)):
+    if not (isinstance(x, Node) and isinstance(weight, Node) and (bias is None or isinstance(bias, Node))):
         return None
     settings = [_both(given.get(part, usual)) for part, usual in (("stride", 1), ("padding", 0), ("dilation", 1))]
-    values = [each.meta.get("example_value") for each in (x, weight, bias, convolution)]
+    nodes = [each for each in (x, weight, bias, convolution) if each is not None]
+    values = [each.meta.get("example_value") for each in nodes]
     if None in settings or not all(isinstance(value, torch.Tensor) for value in values):
         return None
     shape = _shape(values, [int(each) for each in settings if each is not None], device)
-    if shape is None:
-        return None
-    return _Match(one=Activated(shape=shape, activation=name), given=(x, weight, bias), convolution=convolution)
+    return None if shape is None else (shape, x, weight, bias)
 
 
 def _both(value: Any) -> int | None:
@@ -121,10 +133,10 @@ def _both(value: Any) -> int | None:
 
 
 def _shape(values: list[Any], settings: list[int], device: torch.device) -> depthwise.Shape | None:
-    x, weight, bias, out = values
+    x, weight, *_, out = values
     kernel = weight.shape[-1]
     whole = x.dim() == 4 and all(isinstance(size, int) for size in (*x.shape, *out.shape)) and 0 not in out.shape
-    if not whole or x.device.type != device.type or len({x.dtype, weight.dtype, bias.dtype, out.dtype}) != 1:
+    if not whole or x.device.type != device.type or len({value.dtype for value in values}) != 1:
         return None
     name = str(x.dtype).removeprefix("torch.")
     fits = tuple(weight.shape) == (x.shape[1], 1, kernel, kernel) and kernel in depthwise.KERNELS and x.shape[1] > 1

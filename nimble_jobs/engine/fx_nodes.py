@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,6 +29,30 @@ def only_reads(node: Node) -> bool:
     if isinstance(node.target, OpOverload):
         return not write_arguments(node.target, node.args, node.kwargs)
     return node.target in _READING
+
+
+def between(first: Node, last: Node) -> Iterator[Node]:
+    """The nodes of a graph between two of them."""
+    node = first.next
+    while node is not last:
+        yield node
+        node = node.next
+
+
+def comes_before(node: Node, later: Node) -> bool:
+    """Whether a node has to be computed before the later one in any case."""
+    if node.op == "placeholder":
+        return True
+    seen: set[Node] = set()
+    waiting = [later]
+    while waiting:
+        for before in waiting.pop().all_input_nodes:
+            if before is node:
+                return True
+            if before not in seen and before > node:  # in the graph's order
+                seen.add(before)
+                waiting.append(before)
+    return False
 
 
 def same_strides(value: torch.Tensor, strides: tuple[int, ...]) -> bool:

@@ -91,6 +91,7 @@ def _rewriting(options: dict[str, Any], rewrite: Callable[[torch.fx.Graph], obje
 
 
 _PASSES = (  # modules that decide what becomes of a graph
+    "epilogue_ways",
     "epilogues",
     "fused_convolutions",
     "fx_nodes",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.nn import functional
 from nimble_jobs.engine import choices
 from nimble_jobs.engine.activations import ACTIVATIONS, activation_of
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.fx_nodes import fixed_example, only_reads
+from nimble_jobs.engine.fx_nodes import between, comes_before, fixed_example, only_reads
 from nimble_jobs.engine.pointwise import OPERATOR, Shape, Wanted, code_digest, compiled
 from nimble_jobs.engine.static_triton import capability_of
 from nimble_jobs.engine.ways import Ways
@@ -145,15 +145,23 @@ def _match(last: Node, device: torch.device) -> _Match | None:
     return found
 
 
-def _of(last: Node, convolution: Any, other: Any, activation: str, device: torch.device) -> _Match | None:
-    if not isinstance(convolution, Node) or convolution.target not in (torch.conv2d, functional.conv2d):
+def product_call(node: Any) -> tuple[Node, Node, Node] | None:
+    """Images, weight and bias of a convolution that takes every pixel alone; None for any other node."""
+    if not isinstance(node, Node) or node.target not in (torch.conv2d, functional.conv2d):
         return None
-    if len(convolution.users) != 1 or convolution is other:
-        return None
-    given = dict(zip(_ARGUMENTS, convolution.args, strict=False)) | dict(convolution.kwargs)
+    given = dict(zip(_ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
     if any(_pair(given.get(part, usual)) != _pair(usual) for part, usual in _USUAL.items()):
         return None
     x, weight, bias = (given.get(part) for part in _ARGUMENTS[:3])
+    nodes = isinstance(x, Node) and isinstance(weight, Node) and isinstance(bias, Node)
+    return (x, weight, bias) if nodes else None  # type: ignore[return-value]  # all are nodes
+
+
+def _of(last: Node, convolution: Any, other: Any, activation: str, device: torch.device) -> _Match | None:
+    call = product_call(convolution)
+    if call is None or len(convolution.users) != 1 or convolution is other:
+        return None
+    x, weight, bias = call
     values = [fixed_example(node) for node in (x, weight, bias, convolution)]
     added = fixed_example(other) if other is not None else None
     if any(value is None for value in values) or (other is not None and added is None):
@@ -162,35 +170,11 @@ def _of(last: Node, convolution: Any, other: Any, activation: str, device: torch
     if shape is None or not shape.tiles:
         return None
     if other is not None:
-        if not all(only_reads(node) for node in _between(convolution, last)):
+        if not all(only_reads(node) for node in between(convolution, last)):
             return None
-        if not _comes_before(other, convolution):
+        if not comes_before(other, convolution):
             return None  # the convolution would have to wait for what can run beside it, as in the cells of NASNet
-    assert isinstance(x, Node) and isinstance(weight, Node) and isinstance(bias, Node)  # noqa: PT018
     return _Match(shape=shape, given=(x, weight, bias, other), replaced=(last, convolution))
-
-
-def _between(first: Node, last: Node) -> Iterator[Node]:
-    node = first.next
-    while node is not last:
-        yield node
-        node = node.next
-
-
-def _comes_before(node: Node, later: Node) -> bool:
-    """Whether a node has to be computed before the later one in any case."""
-    if node.op == "placeholder":
-        return True
-    seen: set[Node] = set()
-    waiting = [later]
-    while waiting:
-        for before in waiting.pop().all_input_nodes:
-            if before is node:
-                return True
-            if before not in seen and before > node:  # in the graph's order
-                seen.add(before)
-                waiting.append(before)
-    return False
 
 
 def _pair(value: Any) -> Any:

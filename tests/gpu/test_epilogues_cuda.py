@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from nimble_jobs import graph
-from nimble_jobs.engine import epilogues
+from nimble_jobs.engine import epilogue_ways, epilogues
 from nimble_jobs.engine.capture import capture
 from nimble_jobs.engine.choices import Choices, using
-from nimble_jobs.engine.epilogues import Group, Way
+from nimble_jobs.engine.epilogue_ways import Group, Way
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.engine.verify import check
@@ -87,12 +87,12 @@ def test_ways_are_measured(device: torch.device) -> None:
         groups=1,
         follows="relu",
     )
-    times = epilogues.times_us(group, device)
+    times = epilogue_ways.times_us(group, device)
     assert times.keys() == {"library", "fused", "product", "pointwise 16x32x64", "pointwise 32x32x64"}
     assert all(us > 0 for us in times.values())
-    chosen = epilogues.fastest(group, device)
+    chosen = epilogue_ways.fastest(group, device)
     assert chosen in times
-    assert epilogues.fastest(group, device) == chosen
+    assert epilogue_ways.fastest(group, device) == chosen
 
 
 def test_ways_that_are_off_are_in_no_recording(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_ways_that_are_off_are_in_no_recording(device: torch.device, monkeypatch
     def last_is_fastest(group: Group, _: torch.device, off: Without) -> dict[Way, float]:
         return {way: 9.0 - number for number, way in enumerate(group.allowed(off))}
 
-    monkeypatch.setattr(epilogues, "times_us", last_is_fastest)
+    monkeypatch.setattr(epilogue_ways, "times_us", last_is_fastest)
     ours = OPERATORS["fused"] | OPERATORS["product"]
     module = Block().eval().to(device, torch.float16)
     x = torch.randn(2, 64, 28, 28, device=device, dtype=torch.float16)

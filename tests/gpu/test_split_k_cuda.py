@@ -10,7 +10,7 @@ from nimble_jobs.engine import split_k_pass
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.epilogues import Group, fastest
+from nimble_jobs.engine.epilogue_ways import Group, fastest
 from nimble_jobs.engine.split_k import Shape, compiled, parts_of, product_shape
 from nimble_jobs.engine.static_triton import capability_of
 

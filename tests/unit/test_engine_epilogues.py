@@ -12,10 +12,11 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from nimble_jobs.engine import epilogues, measure, pointwise_pass
+from nimble_jobs.engine import epilogue_ways, epilogues, measure, pointwise_pass
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.encode import operator
-from nimble_jobs.engine.epilogues import Follows, Group, Way, choose_ways
+from nimble_jobs.engine.epilogue_ways import Follows, Group, Way
+from nimble_jobs.engine.epilogues import choose_ways
 from nimble_jobs.engine.pointwise import OPERATOR, Shape
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.errors import EngineError
@@ -221,22 +222,22 @@ def choices() -> Iterator[Choices]:
 def test_another_way_must_be_clearly_faster(monkeypatch: pytest.MonkeyPatch, product: float, way: Way) -> None:
     """Within three percent the library's stays."""
     times = {"library": 10.0, "fused": 11.0, "product": product}
-    monkeypatch.setattr(epilogues, "times_us", lambda *_: times)
-    assert epilogues.fastest(GROUP, CPU) == way
+    monkeypatch.setattr(epilogue_ways, "times_us", lambda *_: times)
+    assert epilogue_ways.fastest(GROUP, CPU) == way
 
 
 def test_a_group_is_measured_once_for_each_precision(monkeypatch: pytest.MonkeyPatch, choices: Choices) -> None:
     """What is fastest in TF32 need not be so without it."""
     measured = []
     times = {"library": 10.0, "fused": 11.0, "product": 5.0}
-    monkeypatch.setattr(epilogues, "times_us", lambda *_: measured.append(1) or times)
+    monkeypatch.setattr(epilogue_ways, "times_us", lambda *_: measured.append(1) or times)
     for _ in range(2):
-        epilogues.fastest(GROUP, CPU)
+        epilogue_ways.fastest(GROUP, CPU)
     assert len(measured) == 1
     (made,) = choices.made()
     assert (made.tasks, made.times.task) == (2, "convolution 1x1, float16, 1x8x6x6 to 1x4x6x6, then relu")
     monkeypatch.setattr("nimble_jobs.engine.device.precision", lambda _: {"precision.conv": "tf32"})
-    epilogues.fastest(GROUP, CPU)
+    epilogue_ways.fastest(GROUP, CPU)
     assert len(measured) == 2
 
 
@@ -248,7 +249,7 @@ def test_every_way_that_is_measured_is_one_of_the_ways(
     """A choice of an earlier build is taken only if the ways are the same."""
     monkeypatch.setattr(measure, "kernel_times_us", lambda calls, _: [1.0] * len(calls))
     group = replace(GROUP, dtype=torch.float32, follows=follows, weight=(4, 8, kernel, kernel))
-    assert tuple(epilogues.times_us(group, CPU)) == group.ways
+    assert tuple(epilogue_ways.times_us(group, CPU)) == group.ways
 
 
 @pytest.mark.parametrize("follows", ["nothing", "bias", "relu", "add-relu"])
@@ -267,10 +268,10 @@ def test_our_kernel_is_timed_beside_the_others(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(pointwise_pass, "compiled", compiled)
     monkeypatch.setattr(pointwise_pass, "capability_of", lambda _: 90)
     monkeypatch.setattr(measure, "kernel_times_us", lambda calls, _: [float(call() is not calls) for call in calls])
-    monkeypatch.setattr(epilogues, "CONVOLUTION_RELU", lambda *_: None)
-    monkeypatch.setattr(epilogues, "CONVOLUTION_ADD_RELU", lambda *_: None)
+    monkeypatch.setattr(epilogue_ways, "CONVOLUTION_RELU", lambda *_: None)
+    monkeypatch.setattr(epilogue_ways, "CONVOLUTION_ADD_RELU", lambda *_: None)
     group = replace(GROUP, weight=(16, 8, 1, 1), out=(1, 16, 6, 6), follows=follows, dtype=torch.bfloat16)
     without = frozenset({Kernel.PRODUCT})  # with ReLU there is none on a CPU
-    times = epilogues.times_us(group, CPU, without)
+    times = epilogue_ways.times_us(group, CPU, without)
     assert set(group.allowed(without)) - set(times) == {"pointwise 16x32x64"}
     assert "pointwise 32x32x64" in times

@@ -20,9 +20,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from nimble_jobs import Nimble
 from nimble_jobs.engine import device as devices
-from nimble_jobs.engine import epilogues, inductor, measure
+from nimble_jobs.engine import epilogue_ways, epilogues, inductor, measure
 from nimble_jobs.engine.choices import Choices, using
-from nimble_jobs.engine.epilogues import Group, choose_ways
+from nimble_jobs.engine.epilogue_ways import Group
+from nimble_jobs.engine.epilogues import choose_ways
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import record
 from nimble_jobs.engine.recorder import Recording
@@ -229,7 +230,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def times_us(group: Group, _: torch.device, off: Without) -> dict[str, float]:
         return {way: 9.0 - number for number, way in enumerate(group.allowed(off))}
 
-    monkeypatch.setattr(epilogues, "times_us", times_us)
+    monkeypatch.setattr(epilogue_ways, "times_us", times_us)
     with using(Choices()):
         yield
 
@@ -277,7 +278,7 @@ def test_ways_that_are_off_are_not_measured(off: Kernel, monkeypatch: pytest.Mon
         groups=1,
         follows="relu",
     )
-    found = tuple(epilogues.times_us(group, CPU, without(off)))
+    found = tuple(epilogue_ways.times_us(group, CPU, without(off)))
     assert found == group.allowed(without(off))
     assert len(found) == len(group.ways) - 1
 
@@ -294,7 +295,7 @@ def test_inductor_takes_no_graph_that_was_compiled_with_other_ways(
         asked.append(group.allowed(off))
         return {"library": 9.0} | {way: 1.0 for way in asked[-1] if way == "product"}
 
-    monkeypatch.setattr(epilogues, "times_us", times_us)
+    monkeypatch.setattr(epilogue_ways, "times_us", times_us)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU")
     for module in PASSES.values():
         monkeypatch.setattr(module, "rewrite", lambda *_: 0)

@@ -20,6 +20,8 @@ LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "engine/depthwise_triton.py:depthwise_contiguous": "a kernel takes every size and stride by itself",
     "engine/pointwise_triton.py:pointwise": "a kernel takes every size by itself",
     "engine/product_gelu_triton.py:product_gelu": "a kernel takes every size by itself",
+    "engine/separable.py:_computed": "computes an operator, whose arguments are by position",
+    "engine/separable_triton.py:separable": "a kernel takes every size by itself",
     "engine/squeeze_excite_triton.py:squeeze": "a kernel takes every size by itself",
     "engine/squeeze_excite_triton.py:excite": "a kernel takes every size by itself",
     "engine/split_k_triton.py:split_k": "a kernel takes every size by itself",

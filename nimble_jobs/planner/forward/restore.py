@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from nimble_jobs import graph
-from nimble_jobs.engine import depthwise, verify
+from nimble_jobs.engine import depthwise, separable, verify
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
@@ -30,6 +30,7 @@ from nimble_jobs.planner.sources.source import Kernels, Layout, Source, Variants
 from nimble_jobs.schedule import Schedule
 
 _NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
+_OWN_DEPTHWISE = (depthwise.PREFIX, separable.PREFIX)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ def check_loaded(
             others=instances[1:],
         )
 
-    convolutions = depthwise.is_in(schedule.program)
+    convolutions = any(task.op.startswith(_OWN_DEPTHWISE) for task in schedule.program.tasks)
     if convolutions or devices.able(device).kernels:
         with contextlib.suppress(CheckFailed):  # it rounds otherwise, too: what the schedule was built against decides
             return against(without_cudnn(eager, convolutions=convolutions))

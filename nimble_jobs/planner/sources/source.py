@@ -19,6 +19,8 @@ from nimble_jobs.engine import (
     pointwise_pass,
     product_gelu,
     product_gelu_pass,
+    separable,
+    separable_pass,
     split_k,
     squeeze_excite,
     squeeze_excite_pass,
@@ -82,6 +84,7 @@ class Source:
 
 _PASSES = (  # in their order: the pass over a compiler's graph, and what knows where an earlier recording has ours
     (Kernel.SQUEEZE_EXCITE, squeeze_excite_pass, squeeze_excite),
+    (Kernel.SEPARABLE, separable_pass, separable),
     (Kernel.DEPTHWISE_ACTIVATION, depthwise_pass, depthwise_activated),
     (Kernel.POINTWISE, pointwise_pass, pointwise),
     (Kernel.LINEAR_GELU, product_gelu_pass, product_gelu),
@@ -178,7 +181,7 @@ def record_source(
                 without=source.without,
             )
             recording = record_compiled(call, example, state, device)
-            for ours in (squeeze_excite, depthwise_activated, pointwise, product_gelu, attention, split_k):
+            for ours in (squeeze_excite, separable, depthwise_activated, pointwise, product_gelu, attention, split_k):
                 recording = ours.with_own_kernels(recording, device)
             if Kernel.DEPTHWISE not in source.without:
                 recording = with_own_depthwise(recording, device, like=like)
