@@ -53,7 +53,8 @@ def separable(
     """A block of output places times a block of features: x [images, height, width, inputs], depth_weight [inputs,
     KERNEL, KERNEL], weight [features, inputs], out and, with ADDED, other [places, features].
 
-    With RECTIFIED the convolution is over the ReLU of x. BETWEEN and ACTIVATION are numbers of activations.
+    With RECTIFIED the convolution is over the ReLU of x. BETWEEN and ACTIVATION are numbers of activations. The loop
+    over a window's rows stays one: unrolled, the compiler needs seconds, and registers for more values than there are.
     """
     inputs = input_units * UNIT
     features = feature_units * UNIT
@@ -68,15 +69,17 @@ def separable(
     for start in range(0, inputs, INPUT_BLOCK):
         channel = start + tl.arange(0, INPUT_BLOCK)
         within = channel < inputs
+        where = feature[None, :] * inputs + channel[:, None]
+        product = tl.load(weight + where, mask=wanted[None, :] & within[:, None], other=0.0)  # arrives meanwhile
         depth = tl.zeros((PLACE_BLOCK, INPUT_BLOCK), tl.float32)
-        for i in tl.static_range(KERNEL):
+        for i in tl.range(KERNEL, num_stages=1, loop_unroll_factor=1):
             y = row * stride - padding + i * dilation
             for j in tl.static_range(KERNEL):
                 z = column * stride - padding + j * dilation
                 inside = (place < places) & (y >= 0) & (y < height) & (z >= 0) & (z < width)
-                where = ((image * height + y) * width + z) * inputs
+                pixel = ((image * height + y) * width + z) * inputs
                 value = tl.load(
-                    x + where[:, None] + channel[None, :], mask=inside[:, None] & within[None, :], other=0.0
+                    x + pixel[:, None] + channel[None, :], mask=inside[:, None] & within[None, :], other=0.0
                 )
                 value = value.to(tl.float32)
                 if RECTIFIED:
@@ -86,9 +89,7 @@ def separable(
         if DEPTH_BIAS:
             depth += tl.load(depth_bias + channel, mask=within, other=0.0).to(tl.float32)[None, :]
         depth = activated(depth, BETWEEN)
-        where = feature[None, :] * inputs + channel[:, None]
-        factor = tl.load(weight + where, mask=wanted[None, :] & within[:, None], other=0.0)
-        total = tl.dot(depth.to(factor.dtype), factor, total)
+        total = tl.dot(depth.to(product.dtype), product, total)
     total += tl.load(bias + feature, mask=wanted, other=0.0).to(tl.float32)[None, :]
     where = place[:, None] * features + feature[None, :]
     exist = (place < places)[:, None] & wanted[None, :]
