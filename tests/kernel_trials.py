@@ -15,12 +15,28 @@ from nimble_jobs.engine import measure
 from nimble_jobs.engine.private.runtime import forget_compiled
 
 _AS_GPUS_DO = """
+import builtins
+
 import numpy
+from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder
 
 # By default the larger of a number and NaN is the number; the interpreter says NaN
 InterpreterBuilder.create_maxnumf = lambda self, left, right: self.binary_op(left, right, numpy.fmax)
 InterpreterBuilder.create_minnumf = lambda self, left, right: self.binary_op(left, right, numpy.fmin)
+
+
+class Kind(type):
+    def __instancecheck__(cls, value):
+        return isinstance(value, builtins.int)
+
+
+class Int(metaclass=Kind):  # the interpreter makes bounds of loops from arrays of one, which NumPy refuses
+    def __new__(cls, value):
+        return builtins.int(getattr(value, "item", lambda: value)())
+
+
+interpreter.int = Int
 """
 
 

@@ -241,27 +241,13 @@ def _does_not_compile(*_: object) -> None:
 
 
 _INTERPRETED = """
-import builtins
 from dataclasses import replace
 
 import torch
-from triton.runtime import interpreter
 
 from nimble_jobs.engine import depthwise, separable_triton
 from nimble_jobs.engine.separable import OPERATOR, TILES, Shape, constants
 
-
-class Kind(type):
-    def __instancecheck__(cls, value):
-        return isinstance(value, builtins.int)
-
-
-class Int(metaclass=Kind):  # the interpreter makes bounds of loops from arrays of one, which NumPy refuses
-    def __new__(cls, value):
-        return builtins.int(getattr(value, "item", lambda: value)())
-
-
-interpreter.int = Int
 torch.manual_seed(0)
 CASES = (  # tile, window, stride, padding, dilation, ReLU before, between, sum, after
     ("16x32x64", 3, 1, 1, 1, True, "", False, ""),
