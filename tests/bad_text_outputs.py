@@ -99,6 +99,14 @@ BAD_TEXT_OUTPUTS = [
         ),
     ),
     BadSpec(
+        name="classes of a model that is pooled",
+        text=edit(("[id, embedding]", "[id, embedding, top1, probabilities, token_count]"), base=TEXTS),
+        messages=(
+            "{file}:12: output.fields[2]: top1 comes from the model's head, which is left out to pool tokens into embedding; expected one job for embedding, and another one for top1",
+            "{file}:12: output.fields[3]: probabilities comes from the model's head, which is left out to pool tokens into embedding; expected one job for embedding, and another one for probabilities",
+        ),
+    ),
+    BadSpec(
         name="lists of tokens in npy",
         text=edit(("[id, embedding]\n  pooling: mean", "[id, tokens, offsets]\n  format: npy"), base=TEXTS),
         messages=(

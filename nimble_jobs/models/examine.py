@@ -11,10 +11,18 @@ from typing import Any, Literal
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.classes import classes_of
 from nimble_jobs.models.identity import FOLDER_WEIGHTS, missing_package
-from nimble_jobs.sentence import Pooling, SentenceFolder, read_folder, transformer_folder
+from nimble_jobs.sentence import (
+    Pooling,
+    SentenceFolder,
+    problem_of_prompt,
+    prompt_of,
+    read_folder,
+    transformer_folder,
+)
 from nimble_jobs.sentence.sources import MODULES, read_mapping
 from nimble_jobs.spec.model import ModelSpec
 
+_NOT_TEXT = frozenset({"pixel_values", "pixel_values_videos", "input_features", "input_values"})  # pictures and sound
 _SHOWN = 10  # names of classes, prompts or arguments
 
 
@@ -37,15 +45,20 @@ def examine(folder: Path) -> Iterator[Trait]:
         return
     yield from _model(inner, config)
     yield from _weights(inner)
+    arguments, trait = _arguments(folder)
     try:
         found = read_folder(folder)
     except ModelError as e:
         yield Trait(name="modules", detail=str(e), status="problem")
     else:
-        yield from _sentence(found)
+        if found is not None:
+            yield from _sentence(found)
+        elif _is_encoder(config, arguments):
+            detail = f"there is no {MODULES}, so embeddings of texts need output.pooling"
+            yield Trait(name="embedding", detail=detail, status="note")
     if _has_classes(config):
         yield _classes(folder)
-    yield from _arguments(folder)
+    yield trait
 
 
 def _model(inner: Path, config: dict[str, Any]) -> Iterator[Trait]:
@@ -78,11 +91,7 @@ def _weights(inner: Path) -> Iterator[Trait]:
         yield Trait(name="weights", detail=there[0])
 
 
-def _sentence(found: SentenceFolder | None) -> Iterator[Trait]:
-    if found is None:
-        detail = f"there is no {MODULES}, so embeddings of texts need output.pooling"
-        yield Trait(name="embedding", detail=detail, status="note")
-        return
+def _sentence(found: SentenceFolder) -> Iterator[Trait]:
     for problem in found.problems:
         yield Trait(name="modules", detail=problem, status="problem")
     if found.pooling is not None:
@@ -96,12 +105,25 @@ def _sentence(found: SentenceFolder | None) -> Iterator[Trait]:
     if prompts:
         default = f"; {found.default_prompt} is the default" if found.default_prompt else ""
         yield Trait(name="prompts", detail=_listed(prompts) + default)
+    without = problem_of_prompt(found, prompt_of(found, None, None, alone=True) or "")
+    if without is not None:
+        yield Trait(name="prompts", detail=without, status="problem")
+    elif found.prompt_left_out:
+        detail = f"{found.prompt_left_out}: include_prompt is false, so jobs that give a prompt fail"
+        yield Trait(name="prompts", detail=detail, status="note")
 
 
 def _words(pooling: Pooling) -> str:
     steps = [" and ".join(mode.replace("_", " ") for mode in pooling.modes) + " of the tokens"]
     steps += [f"Dense {d.in_features} to {d.out_features} with {d.activation}" for d in pooling.layers]
     return ", ".join(steps + (["scaled to length 1"] if pooling.normalize else []))
+
+
+def _is_encoder(config: dict[str, Any], arguments: tuple[str, ...]) -> bool:
+    """Whether a job would take embeddings of texts from the model: it takes texts alone, and has no classes."""
+    return {"input_ids", "attention_mask"} <= set(arguments) and not (
+        _NOT_TEXT & set(arguments) or _has_classes(config)
+    )
 
 
 def _has_classes(config: dict[str, Any]) -> bool:
@@ -119,16 +141,17 @@ def _classes(folder: Path) -> Trait:
     return Trait(name="classes", detail=f"{len(classes.names)}, {kind}{_listed(classes.names)}")
 
 
-def _arguments(folder: Path) -> Iterator[Trait]:
+def _arguments(folder: Path) -> tuple[tuple[str, ...], Trait]:
+    """The model's arguments, if they can be told, and what to say of them."""
     if importlib.util.find_spec("transformers") is None:
-        yield Trait(name="arguments", detail=missing_package("transformers"), status="note")
-        return
+        return (), Trait(name="arguments", detail=missing_package("transformers"), status="note")
     from nimble_jobs.models.from_transformers import arguments_of  # torch and transformers take seconds to import
 
     try:
-        yield Trait(name="arguments", detail=_listed(arguments_of(folder, {})))
+        arguments = arguments_of(folder, {})
     except ModelError as e:
-        yield Trait(name="arguments", detail=str(e), status="problem")
+        return (), Trait(name="arguments", detail=str(e), status="problem")
+    return arguments, Trait(name="arguments", detail=_listed(arguments))
 
 
 def _listed(names: list[str] | tuple[str, ...]) -> str:

@@ -5,6 +5,17 @@ Only JSON is read here, without torch and without that package. `models.pooled` 
 
 from nimble_jobs.sentence.folder import SentenceFolder, read_folder, resolve
 from nimble_jobs.sentence.pooling import Dense, Pooling
+from nimble_jobs.sentence.prompts import problem_of_prompt, prompt_of
 from nimble_jobs.sentence.sources import is_folder, transformer_folder
 
-__all__ = ["Dense", "Pooling", "SentenceFolder", "is_folder", "read_folder", "resolve", "transformer_folder"]
+__all__ = [
+    "Dense",
+    "Pooling",
+    "SentenceFolder",
+    "is_folder",
+    "problem_of_prompt",
+    "prompt_of",
+    "read_folder",
+    "resolve",
+    "transformer_folder",
+]

@@ -34,6 +34,8 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+# All that sentence-transformers takes from the settings of a Pooling; it refuses any other.
+_SETTINGS_OF_POOLING = ("word_embedding_dimension", "embedding_dimension", "pooling_mode", "include_prompt", *_FLAGS)
 _OUTPUT = "last_hidden_state"  # of the transformer, which the pooling works on
 _INPUT = "sentence_embedding"  # what modules after the pooling work on
 
@@ -49,7 +51,7 @@ class SentenceFolder:
     lower_case: bool = False  # texts are made lower case before anything else
     prompts: Mapping[str, str]  # by name; a prompt stands before the text
     default_prompt: str | None = None  # the name of the prompt that is used unless another one is asked for
-    with_prompt: bool = True  # whether the tokens of the prompt are pooled too
+    prompt_left_out: Path | None = None  # the file that says that the prompt's tokens are not pooled
     similarity: str | None = None  # what the model was trained to compare with: cosine, dot, euclidean, manhattan
 
 
@@ -76,9 +78,9 @@ def read_folder(folder: Path) -> SentenceFolder | None:
     kind = typed(overall, "model_type", str, "SentenceTransformer", path)
     if kind != "SentenceTransformer":
         problems.append(f"{path}: model_type is {kind!r}; expected SentenceTransformer")
-    pooling, with_prompt = None, True
+    pooling, left_out = None, None
     if not problems:
-        pooling, with_prompt = _pooling(folder, entries, problems)
+        pooling, left_out = _pooling(folder, entries, problems)
     prompts = _prompts(overall, path)
     default = typed(overall, "default_prompt_name", str, None, path)
     if default is not None and default not in prompts:
@@ -91,7 +93,7 @@ def read_folder(folder: Path) -> SentenceFolder | None:
         lower_case=typed(settings, "do_lower_case", bool, False, own),
         prompts=prompts,
         default_prompt=default,
-        with_prompt=with_prompt,
+        prompt_left_out=left_out,
         similarity=typed(overall, "similarity_fn_name", str, None, path),
     )
 
@@ -138,7 +140,8 @@ def _name(type_: str) -> str:
     return type_.rpartition(".")[2] if type_.startswith(_PACKAGE) else ""
 
 
-def _pooling(folder: Path, entries: list[dict[str, Any]], problems: list[str]) -> tuple[Pooling, bool]:
+def _pooling(folder: Path, entries: list[dict[str, Any]], problems: list[str]) -> tuple[Pooling, Path | None]:
+    """The pooling, and the file that excludes the prompt's tokens from it, if one does."""
     path = inside(folder, entries[1]["path"], folder / MODULES) / "config.json"
     settings = read_mapping(path)
     layers: list[Dense] = []
@@ -155,13 +158,19 @@ def _pooling(folder: Path, entries: list[dict[str, Any]], problems: list[str]) -
             problems.append(f"{folder / MODULES}: Normalize stands before Dense; expected {UNDERSTOOD}")
     modes = tuple(MODES[mode] for mode in _modes(settings, path, problems))
     pooling = Pooling(modes=modes, layers=tuple(layers), normalize=normalized_at is not None)
-    return pooling, typed(settings, "include_prompt", bool, True, path)
+    return pooling, None if typed(settings, "include_prompt", bool, True, path) else path
 
 
 def _modes(settings: dict[str, Any], path: Path, problems: list[str]) -> list[str]:
-    said = settings.get("pooling_mode")
-    if said is None:
+    """The ways to pool. An unknown setting may be a way that a newer version has, so it is a problem."""
+    for name in settings:
+        if name not in _SETTINGS_OF_POOLING:
+            known = ", ".join(("pooling_mode", *_FLAGS))
+            problems.append(f"{path}: {name[:60]!r} is not understood; expected any of {known}")
+    if "pooling_mode" not in settings:
+        # sentence-transformers takes the mean if all known flags are false, and if there are none.
         return [mode for flag, mode in _FLAGS.items() if typed(settings, flag, bool, False, path)] or ["mean"]
+    said = settings["pooling_mode"]
     modes = [said] if isinstance(said, str) else said
     if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
         raise ModelError(f"{path}: pooling_mode: found {said!r}; expected one of {', '.join(MODES)}, or a list of them")

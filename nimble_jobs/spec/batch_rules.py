@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nimble_jobs.errors import ModelError
-from nimble_jobs.sentence import read_folder
-from nimble_jobs.spec.findings import Finding, Rule, register
-from nimble_jobs.spec.formats import RECORDS, either
+from nimble_jobs.sentence import problem_of_prompt, prompt_of, read_folder
+from nimble_jobs.spec.findings import Finding, Rule, register, worded
+from nimble_jobs.spec.formats import RECORDS, TEXTS, either
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import parse_source
+from nimble_jobs.spec.pooling_rules import pools
+from nimble_jobs.spec.text import TextSpec
 from nimble_jobs.spec.units import show
 
+PROMPTS = ("input.text", "input.text.prompt", "input.text.prompt_name")
 _BATCH = "openai-batch"
 
 RULES: list[Rule] = []
@@ -60,16 +63,22 @@ def _prompts(spec: JobSpec) -> Iterator[Finding]:
 
 
 def check_files(spec: JobSpec) -> Iterator[Finding]:
-    """Whether the model has the prompt."""
-    text, source = spec.input.text, parse_source(spec.model.source)
-    if text is None or text.prompt_name is None or text.prompt is not None or source.scheme != "transformers":
+    """Whether the model has the prompt, and pools texts with one."""
+    text, source = spec.input.text or TextSpec(), parse_source(spec.model.source)
+    if source.scheme != "transformers" or (text.prompt_name is not None and text.prompt is not None):
         return
     try:
         found = read_folder(Path(source.target))
-    except ModelError:  # the job says so
+    except ModelError:  # another check reports it
         return
-    known = dict(found.prompts) if found is not None else {}
-    if text.prompt_name not in known:
+    prompt = prompt_of(found, text.prompt, text.prompt_name, alone=len(spec.input.fields.columns) == 1)
+    if prompt is not None:
+        # A column of a mapping may hold tokens instead, before which no prompt stands.
+        if spec.input.format in TEXTS and pools(spec) and (problem := problem_of_prompt(found, prompt)):
+            given = next((name for name in ("prompt_name", "prompt") if getattr(text, name) is not None), None)
+            yield worded("input.text.prompt", problem, at=f"input.text.{given}" if given else "model.source")
+    else:
+        known = dict(found.prompts) if found is not None else {}
         expected = (
             f"one of {', '.join(known)}"
             if known

@@ -20,6 +20,12 @@ class Finding:
     at: str | None = None
 
 
+def worded(field: str, message: str, *, at: str | None = None) -> Finding:
+    """A finding from a message of an error, which says at its end what is expected."""
+    problem, found, expected = message.rpartition("; expected ")
+    return Finding(field, problem, expected, at=at) if found else Finding(field, message, at=at)
+
+
 def place(field: str, index: int | None = None) -> Where:
     """A dotted field as a place in the tree."""
     where: Where = tuple(field.split("."))

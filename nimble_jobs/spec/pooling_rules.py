@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from nimble_jobs.sentence import is_folder
-from nimble_jobs.spec.findings import Finding, Rule, register
+from nimble_jobs.errors import ModelError
+from nimble_jobs.sentence import is_folder, read_folder
+from nimble_jobs.spec.findings import Finding, Rule, register, worded
 from nimble_jobs.spec.formats import LISTS, RECORDS, TEXTS, either
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import parse_source
 
 _PER_TOKEN = frozenset({"tokens", "offsets", "token_labels", "token_probabilities"})
+# Made of what a head returns. No base model of transformers returns anything of that kind.
+_OF_CLASSES = frozenset({"top1", "top1_label", "top5", "probability", "probabilities", "score", "logits"})
+_OF_HEAD = _OF_CLASSES | {"token_labels", "token_probabilities"}
 _WAYS = "mean, cls, last or max"
 
 RULES: list[Rule] = []
@@ -21,6 +25,11 @@ rule = register(RULES)
 def pools(spec: JobSpec) -> bool:
     """Whether the job's `embedding` is pooled from tokens, and not the features under the last linear layer."""
     return "embedding" in spec.output.fields and (spec.input.format in TEXTS or spec.output.pooling is not None)
+
+
+def leaves_out_head(spec: JobSpec) -> bool:
+    """Whether the model runs without the head that its config.json names."""
+    return pools(spec) and parse_source(spec.model.source).scheme == "transformers"
 
 
 @rule("output.pooling", "output.normalize", "output.fields", "input.format", "input.fields.x", "kind")
@@ -49,6 +58,17 @@ def _missing_pooling(spec: JobSpec) -> Iterator[Finding]:
             yield Finding("output.pooling", problem, _WAYS, at="output.fields")
 
 
+@rule("output.fields", "output.pooling", "input.format", "model.source")
+def _left_out_head(spec: JobSpec) -> Iterator[Finding]:
+    """Only transformers' models lose their head to be pooled."""
+    if not leaves_out_head(spec):
+        return
+    for index, name in enumerate(spec.output.fields):
+        if name in _OF_HEAD:
+            problem = f"{name} comes from the model's head, which is left out to pool tokens into embedding"
+            yield Finding("output.fields", problem, f"one job for embedding, and another one for {name}", index=index)
+
+
 @rule("output.fields", "model.source")
 def _names_of_classes(spec: JobSpec) -> Iterator[Finding]:
     scheme = parse_source(spec.model.source).scheme
@@ -68,13 +88,29 @@ def _lists_of_tokens(spec: JobSpec) -> Iterator[Finding]:
 
 
 def check_files(spec: JobSpec) -> Iterator[Finding]:
-    """Whether the spec or the model's folder says how to pool."""
+    """Whether the spec or the model's folder says how to pool, and whether what the folder says is understood."""
     source = parse_source(spec.model.source)
-    if pools(spec) and spec.output.pooling is None and source.scheme == "transformers":
-        folder = Path(source.target)
-        if folder.is_dir() and not is_folder(folder):
-            problem = f"missing, and {folder} has no modules.json that says how to pool"
-            yield Finding("output.pooling", problem, _WAYS, at="output.fields")
+    if source.scheme != "transformers" or not (pools(spec) or spec.input.format in TEXTS):
+        return
+    folder = Path(source.target)
+    if is_folder(folder):
+        yield from _sentence_model(spec, folder)
+    elif pools(spec) and spec.output.pooling is None and folder.is_dir():
+        problem = f"missing, and {folder} has no modules.json that says how to pool"
+        yield Finding("output.pooling", problem, _WAYS, at="output.fields")
+
+
+def _sentence_model(spec: JobSpec, folder: Path) -> Iterator[Finding]:
+    """What a job over a folder of sentence-transformers would fail with, in the same words."""
+    try:
+        found = read_folder(folder)
+    except ModelError as e:
+        yield worded("model.source", str(e))
+        return
+    if found is None or not pools(spec):
+        return
+    for problem in found.problems:
+        yield worded("output.fields", f"no embedding: {problem}")
 
 
 def _has_mask(spec: JobSpec) -> bool:

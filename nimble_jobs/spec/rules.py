@@ -94,7 +94,7 @@ def check(
         findings.append(timer_rules.only_once(tree.origin(()).file))
     if check_files and known(("output", "input.format", "model.source")):
         findings += pooling_rules.check_files(spec)
-    if check_files and known(("input.text.prompt_name", "input.text.prompt", "model.source")):
+    if check_files and known(("output", "input.fields.x", "input.format", "model.source", *batch_rules.PROMPTS)):
         findings += batch_rules.check_files(spec)
     if check_files and known(("model.source", "input.format", "input.text.tokenizer")):
         findings += text_rules.check_files(spec)

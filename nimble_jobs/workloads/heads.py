@@ -11,6 +11,7 @@ from nimble_jobs.errors import ModelError
 from nimble_jobs.models.build import DTYPES
 from nimble_jobs.models.classes import Classes, classes_of
 from nimble_jobs.spec import JobSpec
+from nimble_jobs.spec.pooling_rules import leaves_out_head
 
 _FROM_LOGITS = {"top1", "top5", "probability", "logits"}
 _FROM_CLASSES = {"top1_label", "probabilities", "score"}  # unless the model itself returns an output of that name
@@ -35,11 +36,12 @@ class Heads:
 
     fields: tuple[str, ...]
     classes: Classes | None = None  # what the model's configuration says of them
+    headless: bool = False  # the model's own head was left out
 
     @classmethod
-    def of(cls, fields: Sequence[str], classes: Classes | None = None) -> Heads:
+    def of(cls, fields: Sequence[str], classes: Classes | None = None, *, headless: bool = False) -> Heads:
         """The heads for the fields that depend on outputs."""
-        return cls(tuple(field for field in fields if field not in _NOT_OUTPUTS), classes)
+        return cls(tuple(field for field in fields if field not in _NOT_OUTPUTS), classes, headless)
 
     def __call__(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The values by field. Raises ModelError for a field that the model does not return."""
@@ -61,7 +63,8 @@ class Heads:
             elif field in _OF_TEXTS:
                 continue
             else:
-                raise ModelError(f"output.fields: the model returns no {field!r}; it returns {', '.join(outputs)}")
+                why = ", because its head is left out to pool tokens into embedding" if self.headless else ""
+                raise ModelError(f"output.fields: the model returns no {field!r}{why}; it returns {', '.join(outputs)}")
         return made
 
     def _of_scores(self, field: str, scores: torch.Tensor) -> torch.Tensor:
@@ -120,7 +123,8 @@ def heads_of(spec: JobSpec) -> Heads:
     """The heads that a job asks for. Raises ModelError for a malformed config.json."""
     fields = spec.output.fields
     needs_classes = (_FROM_LOGITS | _FROM_CLASSES | _FROM_TOKENS) & set(fields)
-    return Heads.of(fields, classes_of(spec.model) if needs_classes else None)
+    classes = classes_of(spec.model) if needs_classes else None
+    return Heads.of(fields, classes, headless=leaves_out_head(spec))
 
 
 def load_kernels(spec: JobSpec, device: torch.device) -> None:

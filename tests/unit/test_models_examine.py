@@ -12,6 +12,7 @@ from nimble_jobs.errors import ModelError
 from nimble_jobs.models.examine import Trait, examine
 from nimble_jobs.models.from_transformers import arguments_of
 from tests.cli import Cli
+from tests.text_models import rewrite
 
 pytest.importorskip("transformers")
 
@@ -72,6 +73,71 @@ def test_a_sentence_model(tmp_path: Path) -> None:
     assert f"module 2 is {OLD}LSTM; expected a Transformer, then Pooling" in strange.detail
     write(folder, modules_json="{")
     assert traits(folder)["modules"].status == "problem"
+
+
+def test_prompts_that_the_pooling_leaves_out(tmp_path: Path) -> None:
+    """A problem if jobs would use one of their own accord, and a note if only a job that names one fails."""
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"}
+    folder = write(
+        tmp_path,
+        config_json=BERT,
+        modules_json=[{"type": OLD + kind, "path": path} for kind, path in kinds.items()],
+        config_sentence_transformers_json={
+            "prompts": {"query": "query: ", "plain": ""},
+            "default_prompt_name": "query",
+        },
+    )
+    settings = folder / "1_Pooling" / "config.json"
+    write(folder, **{"1_Pooling__config_json": {"pooling_mode_mean_tokens": True, "include_prompt": False}})
+    (problem,) = (trait for trait in examine(folder) if trait.status == "problem")
+    assert problem.name == "prompts"
+    assert problem.detail == (
+        f"{settings}: include_prompt is false: this model's pooling leaves out the prompt's tokens, which nimble-jobs "
+        "cannot do; expected prompt: '', or a model that pools all tokens"
+    )
+    for default in ("plain", None):
+        rewrite(folder / "config_sentence_transformers.json", default_prompt_name=default)
+        assert traits(folder)["prompts"] == Trait(
+            name="prompts",
+            detail=f"{settings}: include_prompt is false, so jobs that give a prompt fail",
+            status="note",
+        )
+    rewrite(settings, include_prompt=True)
+    assert traits(folder)["prompts"].detail == "query 'query: '"
+
+
+def test_ways_to_pool_that_are_not_understood(tmp_path: Path) -> None:
+    """The file and the key are named, and no embedding is promised."""
+    kinds = {"Transformer": "", "Pooling": "1_Pooling"}
+    modules = [{"type": OLD + kind, "path": path} for kind, path in kinds.items()]
+    folder = write(tmp_path, config_json=BERT, modules_json=modules)
+    write(folder, **{"1_Pooling__config_json": {"word_embedding_dimension": 16, "pooling_mode_new_tokens": True}})
+    found = traits(folder)
+    assert "embedding" not in found
+    assert found["modules"].status == "problem"
+    assert f"{folder}/1_Pooling/config.json: 'pooling_mode_new_tokens' is not understood" in found["modules"].detail
+
+
+@pytest.mark.parametrize(
+    ("config", "noted"),
+    [
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, True),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, True),
+        ({"model_type": "clip_text_model", "architectures": ["CLIPTextModel"]}, True),
+        ({"model_type": "clip", "architectures": ["CLIPModel"]}, False),
+        ({"model_type": "bert", "architectures": ["BertForSequenceClassification"]}, False),
+        ({"model_type": "bert", "architectures": ["BertForTokenClassification"]}, False),
+        ({"model_type": "vit", "architectures": ["ViTModel"]}, False),
+        ({"model_type": "vit", "architectures": ["ViTForImageClassification"]}, False),
+        ({"model_type": "wav2vec2", "architectures": ["Wav2Vec2Model"]}, False),
+    ],
+    ids=str,
+)
+def test_only_encoders_of_texts_are_told_to_pool(config: dict[str, object], noted: bool, tmp_path: Path) -> None:
+    """Classes, pictures and sound have no use for `output.pooling`."""
+    found = traits(write(tmp_path, config_json=config))
+    assert found["arguments"].status == "ok"
+    assert ("embedding" in found) == noted
 
 
 def test_classes_and_code(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from nimble_jobs.errors import ModelError
 from nimble_jobs.sentence import Dense, Pooling, is_folder, read_folder, resolve, transformer_folder
+from nimble_jobs.sentence.pooling import MODES
 
 OLD = "sentence_transformers.models."
 
@@ -123,6 +124,10 @@ MALFORMED: dict[str, tuple[Callable[[Path], None], str]] = {
         settings("1_Pooling/config.json", {"pooling_mode_mean_tokens": "yes"}),
         "{m}/1_Pooling/config.json: pooling_mode_mean_tokens: found 'yes'; expected true or false",
     ),
+    "no way to pool": (
+        settings("1_Pooling/config.json", {"pooling_mode": None}),
+        "{m}/1_Pooling/config.json: pooling_mode: found None; expected one of cls, max, mean",
+    ),
     "sizes that are no sizes": (
         settings("2_Dense/config.json", {"in_features": 0, "out_features": 2}),
         "{m}/2_Dense/config.json: in_features: found 0; expected a whole number from 1 to 1048576",
@@ -203,6 +208,11 @@ STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
         settings("1_Pooling/config.json", {"pooling_mode": ["mean", "median"]}),
         "1_Pooling/config.json: pooling_mode is 'median'; expected one of cls, max, mean",
     ),
+    "an unknown flag of the pooling": (
+        settings("1_Pooling/config.json", {"word_embedding_dimension": 4, "pooling_mode_new_tokens": True}),
+        "1_Pooling/config.json: 'pooling_mode_new_tokens' is not understood; expected any of pooling_mode, "
+        "pooling_mode_cls_token, pooling_mode_max_tokens, pooling_mode_mean_tokens, ",
+    ),
     "an activation that is code": (
         settings("2_Dense/config.json", {"in_features": 4, "out_features": 2, "activation_function": "os.system"}),
         "2_Dense/config.json: activation_function is 'os.system'; expected one of torch.nn: Identity, Tanh",
@@ -227,6 +237,38 @@ def test_what_is_not_understood_is_named(name: str, folder: Path) -> None:
         with pytest.raises(ModelError, match=r"output\.fields: no embedding: ") as raised:
             resolve(folder, mode, None)
         assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": False},
+        {"pooling_mode_cls_token": None},
+        {"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False},
+        {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+        {"pooling_mode": "max", "pooling_mode_mean_tokens": True},
+        {"pooling_mode": None},
+        {"pooling_mode": "median"},
+        {"pooling_mode_new_tokens": True},
+        {"pooling_mode_new_tokens": False, "pooling_mode_mean_tokens": True},
+        {"pooling_mode": "cls", "pooling_mode_new_tokens": True},
+        {"pooling_mode": "cls", "weights": [1, 2]},
+    ],
+    ids=str,
+)
+def test_settings_of_a_pooling_mean_what_they_mean_to_sentence_transformers(said: dict[str, Any], folder: Path) -> None:
+    """It refuses what it does not know, whatever else the file says. The mean is taken only where it takes the mean."""
+    package = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    write(folder / "1_Pooling/config.json", {"word_embedding_dimension": 4, **said})
+    try:
+        mode = package.Pooling.load(str(folder / "1_Pooling"), local_files_only=True).pooling_mode
+    except (TypeError, ValueError):
+        with pytest.raises(ModelError, match=r"1_Pooling/config\.json: .*; expected"):
+            resolve(folder, None, None)
+    else:
+        modes = (mode,) if isinstance(mode, str) else mode
+        assert resolve(folder, None, None).modes == tuple(MODES[one] for one in modes)
 
 
 def test_normalisation_before_a_layer_is_not_understood(folder: Path) -> None:

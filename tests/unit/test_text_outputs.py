@@ -248,5 +248,17 @@ def test_a_prompt_by_its_name(cli: Cli, tmp_path: Path) -> None:
         assert [row["token_count"] for row in found] == [len(given.split()) + 2 + before for given in TEXTS]
     rewrite(tmp_path / "m" / "1_Pooling" / "config.json", include_prompt=False)
     answer = cli("run", str(job(tmp_path, ["embedding"], text={"prompt_name": "query"})))
+    assert answer.code == 2
+    assert "1_Pooling/config.json: include_prompt is false: this model's pooling leaves out the prompt's" in answer.err
+    assert len(run(cli, job(tmp_path, ["embedding"], text={"prompt": ""}))) == len(TEXTS)
+
+
+def test_what_a_head_returns_is_missed_where_the_model_is_pooled(cli: Cli, tmp_path: Path) -> None:
+    """Its outputs are known once it runs; the message says why they are not there, and each job alone works."""
+    write_bert(tmp_path / "m", cls="BertForSequenceClassification", num_labels=3)
+    answer = cli("run", str(job(tmp_path, ["embedding", "start_logits"], pooling="mean")))
     assert answer.code == 100
-    assert "input.text.prompt: this model's pooling leaves out the prompt's tokens" in answer.err
+    assert "no 'start_logits', because its head is left out to pool tokens into embedding; it returns " in answer.err
+    assert "comes from the model's head" in cli("run", str(job(tmp_path, ["embedding", "top1"], pooling="mean"))).err
+    for fields, pooling in ((["embedding"], "mean"), (["top1"], None)):
+        assert len(run(cli, job(tmp_path, fields, pooling=pooling))) == len(TEXTS)

@@ -58,6 +58,8 @@ def test_what_the_model_does_not_return_is_named() -> None:
         Heads.of(["top1"])(outputs)
     with pytest.raises(ModelError, match="the model returns no 'mask'; it returns features"):
         Heads.of(["mask"])(outputs)
+    with pytest.raises(ModelError, match="no 'mask', because its head is left out to pool tokens into embedding; it"):
+        Heads.of(["mask"], headless=True)(outputs)
     with pytest.raises(ModelError, match="one row per record"):
         Columns(["n"]).add({"n": torch.zeros(())}, ["a"], None)
     with pytest.raises(DataError, match=r"label needs input\.fields\.label"):

@@ -11,8 +11,9 @@ from nimble_jobs.data.text.tokenizer import Tokenizer, TokenRules
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.tokenizer_file import tokenizer_json, whole_config
 from nimble_jobs.packing import Layout, text_layout
-from nimble_jobs.sentence import SentenceFolder, read_folder, transformer_folder
+from nimble_jobs.sentence import SentenceFolder, problem_of_prompt, prompt_of, read_folder, transformer_folder
 from nimble_jobs.spec import JobSpec, parse_source
+from nimble_jobs.spec.pooling_rules import pools
 from nimble_jobs.spec.text import TOKENS_ON_CPU, TOKENS_PER_BATCH, TextSpec
 from nimble_jobs.spec.text_model import TextModel, text_model
 
@@ -116,17 +117,11 @@ class ColumnOfText:
 
 def _prompt(text: TextSpec, sentence: SentenceFolder | None, spec: JobSpec) -> str:
     """The prompt that the spec names, or else the folder's default. Raises ModelError."""
-    prompt = text.prompt
-    if text.prompt_name is not None:
-        prompt = sentence.prompts.get(text.prompt_name) if sentence is not None else None
-        if prompt is None:
-            known = ", ".join(sentence.prompts) if sentence is not None else ""
-            raise ModelError(f"input.text.prompt_name: the model has no prompt {text.prompt_name!r}; it has: {known}")
-    elif prompt is None and sentence is not None and sentence.default_prompt and len(spec.input.fields.columns) == 1:
-        prompt = sentence.prompts[sentence.default_prompt]
-    if prompt and sentence is not None and not sentence.with_prompt and "embedding" in spec.output.fields:
-        raise ModelError(
-            "input.text.prompt: this model's pooling leaves out the prompt's tokens, which nimble-jobs cannot do; "
-            "expected prompt: '', or a model that pools all tokens"
-        )
-    return prompt or ""
+    alone = len(spec.input.fields.columns) == 1
+    prompt = prompt_of(sentence, text.prompt, text.prompt_name, alone=alone)
+    if prompt is None:
+        known = ", ".join(sentence.prompts) if sentence is not None else ""
+        raise ModelError(f"input.text.prompt_name: the model has no prompt {text.prompt_name!r}; it has: {known}")
+    if pools(spec) and (problem := problem_of_prompt(sentence, prompt)):
+        raise ModelError(f"input.text.prompt: {problem}")
+    return prompt
