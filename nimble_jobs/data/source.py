@@ -94,7 +94,7 @@ class Source(Protocol):
 
     @property
     def lines(self) -> bool:
-        """Whether records are lines of text, so that `place` gives lines."""
+        """Whether messages about a record begin with its `place`, as for lines of text."""
 
     @property
     def notes(self) -> tuple[str, ...]:

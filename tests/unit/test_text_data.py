@@ -49,7 +49,7 @@ def test_parquet_columns_of_text(tmp_path: Path, kind: pa.DataType) -> None:
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=4)
     texts, bad, ids = read(tmp_path / "t.parquet", id="id")
     assert texts == values
-    assert bad == {len(ODD): "column 'body' is null; expected text"}
+    assert bad == {len(ODD): f"FILE: record {len(ODD)}: column 'body' is null; expected text"}
     assert ids == [str(i) for i in range(len(values))]
 
 
@@ -59,7 +59,19 @@ def test_parquet_that_breaks_its_promise_of_utf8(tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": column}), tmp_path / "t.parquet")
     texts, bad, _ = read(tmp_path / "t.parquet")
     assert texts == ["good", None, "fine"]
-    assert bad == {1: "column 'body' is not UTF-8: byte 3 is 0xe9; expected text in UTF-8"}
+    assert bad == {1: "FILE: record 1: column 'body' is not UTF-8: byte 3 is 0xe9; expected text in UTF-8"}
+
+
+def test_reasons_name_the_file_of_several_and_the_row_in_it(tmp_path: Path) -> None:
+    """Parquet files by rows from 0, as ids without a column are; the record's place in the whole input says neither."""
+    for name, texts in (("a", ["x", None]), ("b", ["y", "z", None])):
+        pq.write_table(pa.table({"body": pa.array(texts, pa.string())}), tmp_path / f"{name}.parquet")
+    texts, bad, _ = read(tmp_path)
+    assert texts == ["x", None, "y", "z", None]
+    assert bad == {
+        1: "FILE/a.parquet: record 1: column 'body' is null; expected text",
+        4: "FILE/b.parquet: record 2: column 'body' is null; expected text",
+    }
 
 
 def test_a_column_of_numbers_is_no_text(tmp_path: Path) -> None:
@@ -75,7 +87,10 @@ def test_pairs_of_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"q": ["a", None, "c"], "p": ["1", "2", None]}), tmp_path / "t.parquet")
     texts, bad, _ = read(tmp_path / "t.parquet", x=("q", "p"))
     assert texts == [("a", "1"), None, None]
-    assert bad == {1: "column 'q' is null; expected text", 2: "column 'p' is null; expected text"}
+    assert bad == {
+        1: "FILE: record 1: column 'q' is null; expected text",
+        2: "FILE: record 2: column 'p' is null; expected text",
+    }
 
 
 def test_csv_cells_of_text(tmp_path: Path) -> None:

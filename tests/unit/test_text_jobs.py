@@ -136,7 +136,9 @@ def test_too_long_texts_may_be_bad_records(store: Store, tmp_path: Path, small: 
     assert run(store, spec).state is JobState.SUCCEEDED
     assert list(outputs(tmp_path / "out")) == ["r0", "r1"]
     (bad,) = (tmp_path / "out" / "errors.jsonl").read_text().splitlines()
-    assert json.loads(bad)["reason"] == "has more than 64 tokens; to cut longer texts, set input.text.truncate: end"
+    assert json.loads(bad)["reason"] == (
+        f"{source}: record 2: has more than 64 tokens; to cut longer texts, set input.text.truncate: end"
+    )
 
 
 def test_all_records_bad(store: Store, tmp_path: Path, small: Path) -> None:

@@ -154,7 +154,7 @@ class LineTexts(TextSource):
             chains=np.zeros(len(file.cuts), dtype=np.int64) if packed else np.arange(len(file.cuts)),
             block_bytes=2 * max(cut.nbytes for cut in file.cuts),
         )
-        super().__init__(file.stamp, layout, ids=ids, labels=labels, lines=True)
+        super().__init__(file.stamp, layout, ids=ids, labels=labels)
         self._file, self._parse, self._width = file, parse, width
 
     def place(self, index: int) -> str:

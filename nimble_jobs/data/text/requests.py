@@ -72,7 +72,7 @@ class RequestTexts(TextSource):
             chains=np.zeros(len(kept), dtype=np.int64) if path.name.endswith(".gz") else np.arange(len(kept)),
             block_bytes=2 * max(cut.nbytes for cut in self._file.cuts),
         )
-        super().__init__(self._file.stamp, layout, ids=RequestIds(self.requests, self._places), labels=None, lines=True)
+        super().__init__(self._file.stamp, layout, ids=RequestIds(self.requests, self._places), labels=None)
 
     def place(self, index: int) -> str:
         """FILE:LINE."""

@@ -25,7 +25,7 @@ class TableTexts(TextSource):
             if not is_plain_text(kind) and not (table.line and columns.is_binary(kind)):
                 raise DataError(f"{stamp.path}: input.fields.x: column {name!r} holds {kind}; expected text")
         ids, labels = ids_and_labels(spec, stamp, table)
-        super().__init__(stamp, table.layout, ids=ids, labels=labels, lines=table.line is not None)
+        super().__init__(stamp, table.layout, ids=ids, labels=labels)
         self._table = table
 
     def place(self, index: int) -> str:

@@ -94,16 +94,14 @@ class TextSource:
     piece: int | None = None
     preprocess: Preprocess | None = None
     notes: tuple[str, ...] = ()
+    lines = True  # a reason names the place of its record, also if that is a row of a Parquet file
 
-    def __init__(
-        self, stamp: Stamp, layout: Layout, *, ids: Ids | None, labels: np.ndarray | None, lines: bool
-    ) -> None:
+    def __init__(self, stamp: Stamp, layout: Layout, *, ids: Ids | None, labels: np.ndarray | None) -> None:
         self.stamps = (stamp,)
         self.layout: Layout | None = layout
         self.total = int(layout.starts[-1])
         self.ids = ids
         self.labels = labels
-        self.lines = lines
 
     def load(
         self,
