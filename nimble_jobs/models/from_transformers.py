@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def build(
     config.use_cache = False
     cls = _encoder_of(config, transformers) if headless else _class_of(config, transformers)
     if own_weights and any((folder / name).is_file() for name in FOLDER_WEIGHTS):
-        return _with_one_input(_with_weights(cls, folder, config, dtype, new_head=new_head))
+        return _with_one_input(_with_weights(cls, folder, config, dtype, new_head=new_head, headless=headless))
     try:
         return _with_one_input(cls._from_config(config, dtype=dtype))
     except Exception as e:  # whatever the library raises for sizes it does not like
@@ -152,9 +152,12 @@ def _without_report() -> Iterator[None]:
         logger.removeFilter(grave)
 
 
-def _with_weights(cls: Any, folder: Path, config: Any, dtype: torch.dtype, *, new_head: bool) -> Any:
+def _with_weights(
+    cls: Any, folder: Path, config: Any, dtype: torch.dtype, *, new_head: bool, headless: bool, **more: bool
+) -> Any:
+    """The model with the folder's weights. `more`: arguments of its class. Raises ModelError."""
     try:
-        with _without_report() if new_head else nullcontext():
+        with _without_report() if new_head or headless else nullcontext():
             model, info = cls.from_pretrained(
                 folder,
                 config=config,
@@ -164,6 +167,7 @@ def _with_weights(cls: Any, folder: Path, config: Any, dtype: torch.dtype, *, ne
                 weights_only=True,
                 ignore_mismatched_sizes=True,  # they are reported below, by name
                 output_loading_info=True,
+                **more,
             )
     except Exception as e:  # the same
         raise ModelError(f"{folder}: its weights cannot be loaded: {type(e).__name__}: {e}") from e
@@ -171,6 +175,9 @@ def _with_weights(cls: Any, folder: Path, config: Any, dtype: torch.dtype, *, ne
         inner = f"{cls.base_model_prefix}."
         for kind in ("missing_keys", "mismatched_keys"):
             info[kind] = [n for n in info[kind] if _key(n).startswith(inner) and ".pooler." not in _key(n)]
+    if headless and not more and _lacks_pooler_only(cls, info):
+        # Many checkpoints with a head for tokens have none. Random weights would give a random `pooler_output`.
+        return _with_weights(cls, folder, config, dtype, new_head=new_head, headless=True, add_pooling_layer=False)
     bad = [
         f"{len(names)} {kind} ({', '.join(sorted(str(n) for n in names)[:10])})"
         for kind in ("missing_keys", "mismatched_keys")
@@ -181,6 +188,13 @@ def _with_weights(cls: Any, folder: Path, config: Any, dtype: torch.dtype, *, ne
     if info["unexpected_keys"]:  # usual: a checkpoint holds the heads of its pre-training too
         _log.warning("%s: %d weights are not used by %s", folder, len(info["unexpected_keys"]), cls.__name__)
     return model
+
+
+def _lacks_pooler_only(cls: Any, info: Mapping[str, Any]) -> bool:
+    """Whether the pooler is all that the weights lack, and the class can do without it."""
+    missing = [_key(name) for name in info["missing_keys"]]
+    optional = "add_pooling_layer" in inspect.signature(cls.__init__).parameters
+    return bool(missing) and optional and all(name.startswith("pooler.") for name in missing)
 
 
 def _key(found: Any) -> str:

@@ -112,6 +112,35 @@ def test_embeddings_as_the_spec_says(cli: Cli, tmp_path: Path) -> None:
         assert np.abs(np.array(row["embedding"]) - plain / np.linalg.norm(plain)).max() < 0.05
 
 
+@pytest.mark.parametrize("cls", ["BertForMaskedLM", "BertForQuestionAnswering", "BertForTokenClassification"])
+def test_embeddings_of_a_checkpoint_without_a_pooler(cls: str, cli: Cli, tmp_path: Path) -> None:
+    """Heads for tokens are saved without one. No random pooler takes its place: there is no `pooler_output` then."""
+    write_bert(tmp_path / "m", cls=cls)
+    path = job(tmp_path, ["id", "embedding"], pooling="mean")
+    whole = getattr(pytest.importorskip("transformers"), cls).from_pretrained(tmp_path / "m").eval()
+    for more in ((), ("schedule.on_miss=build", "schedule.progressive=false")):
+        for row, text in zip(run(cli, path, *more), TEXTS, strict=True):
+            with torch.no_grad():
+                expected = whole.bert(torch.tensor([encoded(tmp_path, text).ids])).last_hidden_state[0].mean(dim=0)
+            close(row["embedding"], expected.numpy())
+    answer = cli("run", str(job(tmp_path, ["embedding", "pooler_output"], pooling="mean")))
+    assert answer.code == 100
+    assert "the model returns no 'pooler_output'" in answer.err
+
+
+def test_weights_that_are_missing_elsewhere_are_refused(cli: Cli, tmp_path: Path) -> None:
+    """A layer that the checkpoint lacks is no pooler, and would be random, too."""
+    weights = write_bert(tmp_path / "m", cls="BertForMaskedLM") / "model.safetensors"
+    torches = pytest.importorskip("safetensors.torch")
+    kept = torches.load_file(weights)
+    del kept["bert.encoder.layer.1.output.dense.weight"]
+    torches.save_file(kept, weights, metadata={"format": "pt"})
+    answer = cli("run", str(job(tmp_path, ["embedding"], pooling="mean")))
+    assert answer.code == 100
+    assert "its weights do not fit BertModel" in answer.err
+    assert "encoder.layer.1.output.dense.weight" in answer.err
+
+
 @pytest.mark.parametrize("format_", ["parquet", "jsonl"])
 def test_classes_of_texts(format_: str, cli: Cli, tmp_path: Path) -> None:
     """Names and probabilities as those of each text alone; sigmoids where labels are many."""
