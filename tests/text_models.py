@@ -38,6 +38,13 @@ def write_tokenizer(folder: Path, *, lower_case: bool = False, longest: int = 64
     ).save_pretrained(folder)
 
 
+def write_bert_tokenizer(folder: Path, *, longest: int = 64) -> None:
+    """The tokenizer of BERT's own class over the same words, which gives token types."""
+    transformers = pytest.importorskip("transformers")
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+    transformers.BertTokenizer(vocab=vocabulary, model_max_length=longest).save_pretrained(folder)
+
+
 def write_bert(folder: Path, *, cls: str = "BertModel", seed: int = 0, **config: Any) -> Path:
     """A BERT of two layers with a tokenizer, saved as transformers does."""
     transformers = pytest.importorskip("transformers")

@@ -10,6 +10,7 @@ from typing import Any
 from nimble_jobs.errors import ModelError, first_line
 from nimble_jobs.models.identity import existing, missing_package
 from nimble_jobs.regular import read_regular
+from nimble_jobs.spec.text_model import read_json
 
 FILE = "tokenizer.json"
 _LARGEST = 256 << 20  # bytes
@@ -29,9 +30,36 @@ def tokenizer_json(place: Path) -> bytes:
     return _converted(place)
 
 
+def gives_token_types(place: Path, model: Path) -> bool:
+    """Whether transformers gives `token_type_ids` with the tokens of a pair.
+
+    `place` is the tokenizer, a file or a folder; a file is judged by `model`, the folder of the model. A folder says so
+    with `model_input_names` in its tokenizer_config.json, or else by the class of its tokenizer, for which transformers
+    is asked. True if transformers cannot open it, for instance because a package is missing.
+    """
+    folder = place if place.is_dir() else model
+    named = read_json(folder / "tokenizer_config.json").get("model_input_names")
+    if not isinstance(named, list):
+        try:
+            named = _opened(folder, folder if (folder / "config.json").exists() else model).model_input_names
+        except ModelError:
+            return True
+    return "token_type_ids" in named
+
+
 def _converted(folder: Path) -> bytes:
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such tokenizer; expected a {FILE}, or a folder with one")
+    made = _opened(folder)
+    if not getattr(made, "is_fast", False):
+        raise ModelError(f"{folder}: its tokenizer is written in Python; expected one that can be saved as {FILE}")
+    text = made.backend_tokenizer.to_str()
+    assert isinstance(text, str)
+    return text.encode()
+
+
+def _opened(folder: Path, model: Path | None = None) -> Any:
+    """The tokenizer in a folder as transformers opens it, with the configuration in the folder `model`, if given."""
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(missing_package("transformers"))
     for member in folder.iterdir():  # the library opens them by name, and would wait forever on a named pipe
@@ -40,19 +68,14 @@ def _converted(folder: Path) -> bytes:
     import transformers
 
     level = logging.getLogger("transformers").level
+    given: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        made = transformers.AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, use_fast=True
-        )
+        config = {} if model is None else {"config": transformers.AutoConfig.from_pretrained(model, **given)}
+        return transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, **config, **given)
     except Exception as e:  # whatever the library raises for files that it does not like
         raise ModelError(f"{folder}: its tokenizer cannot be read: {first_line(e)}; expected a {FILE}") from e
     finally:
         logging.getLogger("transformers").setLevel(level)
-    if not getattr(made, "is_fast", False):
-        raise ModelError(f"{folder}: its tokenizer is written in Python; expected one that can be saved as {FILE}")
-    text = made.backend_tokenizer.to_str()
-    assert isinstance(text, str)
-    return text.encode()
 
 
 def whole_config(folder: Path) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def text_model(folder: Path, config: Mapping[str, Any] | None = None) -> TextMod
         folder = transformer_folder(folder)
     except ModelError:
         return TextModel()
-    config = _read(folder / "config.json") if config is None else config
+    config = read_json(folder / "config.json") if config is None else config
     inner = config.get("text_config")
     if isinstance(inner, dict) and "vocab_size" not in config:
         config = inner
@@ -64,8 +64,8 @@ def text_model(folder: Path, config: Mapping[str, Any] | None = None) -> TextMod
         padding = config.get("pad_token_id")
         positions -= (padding if type(padding) is int and padding >= 0 else 1) + 1
     usual = [
-        _count(_read(folder / "sentence_bert_config.json").get("max_seq_length")),
-        _count(_read(folder / "tokenizer_config.json").get("model_max_length")),
+        _count(read_json(folder / "sentence_bert_config.json").get("max_seq_length")),
+        _count(read_json(folder / "tokenizer_config.json").get("model_max_length")),
         positions,
     ]
     known = [limit for limit in usual if limit is not None]
@@ -83,7 +83,8 @@ def _count(value: object) -> int | None:
     return int(value) if isinstance(value, int | float) and 1 <= value <= _SENSIBLE else None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON; an empty one if the file is missing, too large, or holds no object."""
     try:
         data = read_regular(path)
         found = json.loads(data) if len(data) <= _LARGEST else None

@@ -26,7 +26,7 @@ from nimble_jobs.workloads.scoring import Scoring
 from tests import prefork
 from tests.store_samples import queued
 from tests.text_jobs import one_by_one, outputs, run, sentences, text_spec, worst, write_texts
-from tests.text_models import write_bert
+from tests.text_models import write_bert, write_bert_tokenizer
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -149,10 +149,13 @@ def test_all_records_bad(store: Store, tmp_path: Path, small: Path) -> None:
     assert (job.outputs["records"], job.outputs["bad"]) == (0, 2)
 
 
-def test_pairs_are_classified_as_transformers_does(store: Store, tmp_path: Path) -> None:
-    """Both texts in one row, told apart by their types."""
+@pytest.mark.parametrize("types", [True, False])
+def test_pairs_are_classified_as_transformers_does(store: Store, tmp_path: Path, types: bool) -> None:
+    """Both texts in one row, told apart by their types if the folder's tokenizer gives them."""
     transformers = pytest.importorskip("transformers")
     folder = write_bert(tmp_path / "cross", cls="BertForSequenceClassification", num_labels=3)
+    if types:
+        write_bert_tokenizer(folder)
     first, second = sentences(200, 40), sentences(200, 40, seed=1)[::-1]
     second = [text or "cat" for text in second]  # transformers takes an empty one for none
     source = write_texts(tmp_path / "t.parquet", first, other=second)
@@ -165,11 +168,12 @@ def test_pairs_are_classified_as_transformers_does(store: Store, tmp_path: Path)
     expected = []
     with torch.no_grad():
         for a, b in zip(first, second, strict=True):
-            given = tokenizer(
-                a, b, return_tensors="pt", truncation="longest_first", max_length=64, return_token_type_ids=True
-            )
+            given = tokenizer(a, b, return_tensors="pt", truncation="longest_first", max_length=64)
+            assert ("token_type_ids" in given) is types
             expected.append(net(**given).logits[0].numpy())
     assert worst(np.stack(list(outputs(tmp_path / "out", "logits").values())), np.stack(expected)) < 1e-5
+    how = json.loads((tmp_path / "out" / "manifest.json").read_text())["summary"]["text"]
+    assert how.get("token_types", False) is types
 
 
 def test_a_tokenizer_of_another_folder_changes_the_output(store: Store, tmp_path: Path, small: Path) -> None:

@@ -35,7 +35,7 @@ from nimble_jobs.workloads.training.step import validation
 from nimble_jobs.workloads.training.step.f1 import F1
 from nimble_jobs.workloads.training.step.texts import TrainTexts
 from tests import prefork
-from tests.text_models import write_bert
+from tests.text_models import write_bert, write_bert_tokenizer
 from tests.text_trainings import HELD_OUT, RECORDS, lay_out, spec_of, write_texts
 from tests.trainings import Attempt, digests, metrics
 
@@ -120,25 +120,28 @@ def test_rows_hold_the_tokens_of_their_records(folder: Path) -> None:
     assert rows["attention_mask"].tolist() == [sum(mask) for mask in expected["attention_mask"]]
 
 
-def test_pairs_have_types(folder: Path, tmp_path: Path) -> None:
-    """Of two columns the tokenizer joins the texts, and the model is told which tokens are whose."""
+@pytest.mark.parametrize("gives", [True, False])
+def test_pairs_have_types(folder: Path, tmp_path: Path, gives: bool) -> None:
+    """Of two columns the tokenizer joins the texts, and the model is told which tokens are whose, if the folder's
+    tokenizer does so.
+    """
     table = pq.read_table(folder / "train.parquet")
     pq.write_table(table.append_column("second", table["text"]), tmp_path / "pairs.parquet")
+    write_bert_tokenizer(tmp_path / "own")
     spec = spec_of(
         folder,
         input__source=str(tmp_path / "pairs.parquet"),
         input__fields={"x": ["text", "second"], "label": "animal"},
-        input__text={"max_length": 64},
+        input__text={"max_length": 64, "tokenizer": str(tmp_path / "own")} if gives else {"max_length": 64},
     )
     with open_reader(spec.input) as reader:
         read = TrainTexts.read(spec, reader, None)
     types = read.epochs.tokens.types
-    assert types is not None
-    assert set(types.tolist()) == {0, 1}
     bucket = read.epochs.buckets[-1]
-    assert "token_type_ids" in bucket.layout.unpack(
-        read.epochs.tokens.rows(np.array([0]), bucket.layout, bucket.tokens)
-    )
+    given = bucket.layout.unpack(read.epochs.tokens.rows(np.array([0]), bucket.layout, bucket.tokens))
+    assert ("token_type_ids" in given) is (types is not None) is gives
+    if types is not None:
+        assert set(types.tolist()) == {0, 1}
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])

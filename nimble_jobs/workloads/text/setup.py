@@ -9,7 +9,7 @@ from typing import Any
 from nimble_jobs.data.text.fixed import FixedRows
 from nimble_jobs.data.text.tokenizer import Tokenizer, TokenRules
 from nimble_jobs.errors import ModelError
-from nimble_jobs.models.tokenizer_file import tokenizer_json, whole_config
+from nimble_jobs.models.tokenizer_file import gives_token_types, tokenizer_json, whole_config
 from nimble_jobs.packing import Layout, text_layout
 from nimble_jobs.sentence import SentenceFolder, problem_of_prompt, prompt_of, read_folder, transformer_folder
 from nimble_jobs.spec import JobSpec, parse_source
@@ -53,7 +53,7 @@ class TextSetup:
             "truncate": rules.truncate,
             "prompt": rules.prompt,
             "lower_case": rules.lower_case,
-        }
+        } | ({"token_types": True} if rules.types else {})
 
 
 def set_up(spec: JobSpec) -> TextSetup:
@@ -72,13 +72,14 @@ def set_up(spec: JobSpec) -> TextSetup:
         raise ModelError("input.text.max_length: missing, and the model does not say how many tokens it takes")
     if model.positions is not None and limit > model.positions:
         limit = model.positions  # settings of the folder may promise more than the model has
+    pairs = isinstance(spec.input.fields.x, tuple)
     rules = TokenRules(
         limit=limit,
         truncate=text.truncate or ("error" if spec.input.format == "openai-batch" else "end"),
         prompt=_prompt(text, sentence, spec),
         lower_case=sentence is not None and sentence.lower_case,
         vocabulary=model.vocabulary,
-        types=isinstance(spec.input.fields.x, tuple) and model.tells_pairs,
+        types=pairs and model.tells_pairs and folder is not None and gives_token_types(place, folder),
         offsets="offsets" in spec.output.fields,
     )
     tokenizer = Tokenizer(tokenizer_json(place), rules, name=str(place))
