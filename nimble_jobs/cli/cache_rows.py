@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import textwrap
@@ -29,6 +30,7 @@ KeyList = Annotated[
     list[str],
     typer.Argument(metavar="KEY...", help="Keys of schedules, or their first characters.", show_default=False),
 ]
+_TEXTS = re.compile(r"\[(\d+)\] attention_mask, input_ids \w+\[(\d+)\]")  # a batch padded to a bucket
 STATE_STYLE = {"ready": "green", "resident": "bold green", "stale": "yellow", "quarantined": "bold red"}
 KEYS: Keys = {
     "key": Kind.TEXT,
@@ -113,7 +115,9 @@ def removed_for_room(keys: Sequence[str]) -> str:
 
 
 def shape(text: str) -> str:
-    """`x:float32[4, 3, 32, 32]` as short as it is clear beside a dtype: 4×3×32×32."""
+    """`x:float32[4, 3, 32, 32]` as short as it is clear beside a dtype: 4×3×32×32. Of texts, `512×32 tokens`."""
+    if texts := _TEXTS.match(text):
+        return f"{texts[1]}×{texts[2]} tokens"
     name, _, rest = text.partition(":")
     kind, bracket, sizes = rest.partition("[")
     if name != "x" or not bracket or "[" in sizes:
@@ -143,13 +147,6 @@ def measured_on(rows: Sequence[Row]) -> str:
     return f"measured on {'; '.join(devices[:3])}{'; ...' if len(devices) > 3 else ''}" if devices else ""
 
 
-def _input(row: Row) -> str:
-    """The shape of a batch; of texts, the rows and the tokens of each."""
-    if row["bucket"] is None:
-        return shape(row["input"])
-    return f"{row['input'].partition(']')[0].removeprefix('[')}×{row['bucket']} tokens"
-
-
 def families(rows: Sequence[Row]) -> list[str]:
     """A line for each model of which schedules of several buckets of texts are listed."""
     found: dict[str, list[Row]] = {}
@@ -168,7 +165,7 @@ def families(rows: Sequence[Row]) -> list[str]:
 COLUMNS = (
     Column(header="KEY", cell=lambda row: row["key"][:12]),
     Column(header="MODEL", cell=lambda row: row["model"], flexible=True),
-    Column(header="INPUT", cell=_input, flexible=True, gives_first=True),
+    Column(header="INPUT", cell=lambda row: shape(row["input"]), flexible=True, gives_first=True),
     Column(header="DTYPE", cell=lambda row: row["dtype"], from_width=100, telling=True),
     Column(header="MODE", cell=lambda row: row["mode"], from_width=150, telling=True),
     Column(header="STREAMS", cell=lambda row: str(row["streams"]), justify="right", from_width=100),

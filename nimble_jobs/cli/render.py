@@ -62,7 +62,8 @@ def _measured(times: dict[str, Any]) -> str:
 
 
 def sections(parts: Sequence[Section]) -> None:
-    """Panels on a terminal, `title.name: value` lines in a pipe."""
+    """Panels on a terminal, `title.name: value` lines in a pipe. Sections without lines are left out."""
+    parts = [(title, lines) for title, lines in parts if lines]
     if not output.on_terminal():
         for title, lines in parts:
             for name, value in lines:

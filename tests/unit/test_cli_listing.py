@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nimble_jobs.cli import output
+from nimble_jobs.cli import output, render
 from nimble_jobs.cli.cache_rows import COLUMNS as CACHE_COLUMNS
+from nimble_jobs.cli.cache_rows import shape
 from nimble_jobs.cli.filters import Keys, Kind
 from nimble_jobs.cli.listing import Column, Selection, _shown, _widths
 from nimble_jobs.errors import UsageError
@@ -268,3 +269,34 @@ def test_rows_as_json_are_indented_as_any(rows: list[dict[str, object]]) -> None
     """The quick way to write rows gives the same text, or leaves it to the slow one."""
     assert output._rows(rows) in (None, json.dumps(rows, indent=2, ensure_ascii=False))
     assert output._rows([{"a": 1, "b": None}, {"a": "x\ny"}]) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x:float32[4, 3, 32, 32]", "4×3×32×32"),
+        ("x:int64[4, 7]", "int64 4×7"),
+        ("[408] attention_mask, input_ids int32[10]", "408×10 tokens"),
+        ("[64] attention_mask, input_ids int32[64], token_type_ids uint8[64]", "64×64 tokens"),
+        ("[8] a float32[2], b uint8[3]", "[8] a float32[2], b uint8[3]"),
+    ],
+)
+def test_inputs_are_short(text: str, expected: str) -> None:
+    """Stored schedules and those that a worker will build are named in the same way."""
+    assert shape(text) == expected
+    (column,) = (column for column in CACHE_COLUMNS if column.header == "INPUT")
+    assert column.cell({"input": text}) == expected
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_sections_without_lines_are_left_out(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal they would be empty boxes."""
+    monkeypatch.setattr(output, "on_terminal", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    render.sections([("Job", [("id", "a")]), ("Stages", []), ("Events", [("now", "b")])])
+    shown = capsys.readouterr().out
+    assert "Job" in shown
+    assert "Events" in shown
+    assert "Stages" not in shown
