@@ -13,6 +13,7 @@ import typer
 from nimble_jobs.cli import options, output, progress, render
 from nimble_jobs.errors import JobCancelled, JobFailed, NotFinishedInTime
 from nimble_jobs.job import Attempt, Job, JobState, When
+from nimble_jobs.plural import count, plural
 from nimble_jobs.views import figures, file_counts, job_notes, members, stages, waits
 from nimble_jobs.views import jobs as job_view
 from nimble_jobs.views.figures import Row
@@ -62,7 +63,7 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         output.emit_json(shown.json(now))
         return
     job, events = shown.job, shown.events
-    row = job_view.job_row(job, now, shown.why)
+    row, unit = job_view.job_row(job, now, shown.why), job_view.unit(job)
     parts = [("Job", _facts(job, row) + job_notes.tick_lines(shown.tick) + job_view.weights(events))]
     if job.schedule:
         parts.append(("Schedule", _schedule(job)))
@@ -74,7 +75,12 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
     if counts := file_counts.only_new(job, events):
         parts.append(("Files", file_counts.lines(counts)))
     if kinds := job_view.bad_kinds(job, shown.attempts):
-        parts.append(("Bad records", [(f"{kind.count:,}", f"{kind.reason}; first: {kind.first}") for kind in kinds]))
+        parts.append(
+            (
+                f"Bad {plural(2, unit)}",
+                [(f"{kind.count:,}", f"{kind.reason}; first: {kind.first}") for kind in kinds],
+            )
+        )
     if outputs := {name: value for name, value in job.outputs.items() if name != "only_new"}:
         parts.append(("Outputs", figures.flat(outputs)))
     if settings := job_notes.settings_of(events):
@@ -222,12 +228,13 @@ def _pour(home: Path, job_id: str, offset: int, stream: Any = None) -> int:
 
 def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
     asked = ", cancel requested" if job.cancel_requested and not job.state.final else ""
+    unit = job_view.unit(job)
     lines = [
         ("id", job.id),
         ("name", job.name),
         ("kind", f"{job.kind} of {job.spec.get('model', {}).get('source', 'a model')}"),
         ("state", job_view.state_text(row) + asked),
-        ("records", job_view.progress(row) + (f", {job.records_bad:,} bad" if job.records_bad else "")),
+        (plural(2, unit), job_view.progress(row) + (f", {job.records_bad:,} bad" if job.records_bad else "")),
         ("rate", figures.rate(row["records_per_s"])),
         ("attempt", _tries(job)),
         ("priority", f"{job.priority}" + (f", {job.urgency} lent" if job.urgency > job.priority else "")),
@@ -280,11 +287,12 @@ def _schedule(job: Job) -> list[tuple[str, str]]:
     rest = {name: value for name, value in job.schedule.items() if name not in covered}
     if rest.get("key"):
         rest["key"] = str(rest["key"])[:16]  # enough for `cache show`
-    buckets = [(f"{bucket['length']:,} tokens", _bucket(bucket)) for bucket in job.schedule.get("buckets", ())]
+    noun = "text" if job_view.unit(job) == "request" else "record"
+    buckets = [(f"{bucket['length']:,} tokens", _bucket(bucket, noun)) for bucket in job.schedule.get("buckets", ())]
     return lines + job_view.first_run(job) + figures.flat(rest) + buckets
 
 
-def _bucket(bucket: dict[str, Any]) -> str:
+def _bucket(bucket: dict[str, Any], noun: str) -> str:
     """The texts of one length, and what ran them."""
     ran = "eager PyTorch" if bucket["runs"] == "eager" else f"its schedule, a {bucket['hit']} hit"
     if bucket["runs"] != "eager" and bucket["hit"] == "miss":
@@ -292,7 +300,8 @@ def _bucket(bucket: dict[str, Any]) -> str:
     why = f": {bucket['fallback']}" if bucket["fallback"] else ""
     if bucket.get("spared"):
         why = f": {bucket['spared']}"
-    records = f"{bucket['records']:,} records, " if "records" in bucket else ""  # a training takes them every epoch
+    # Counted in records, and texts of requests. A training takes all of them in every epoch.
+    records = f"{count(bucket['records'], noun)}, " if "records" in bucket else ""
     took = f", {figures.micros(bucket['replay_us'])} a step" if bucket.get("replay_us") else ""
     return f"{records}{bucket['batch']:,} in a batch, {ran}{took}, {bucket['key'][:12]}{why}"
 

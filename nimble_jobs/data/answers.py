@@ -6,13 +6,15 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from nimble_jobs.data.records import BadRecord
+from nimble_jobs.data.text.values import HOW_TO_CUT
+from nimble_jobs.data.writers import valid
 
 # Problems of a line, which no server has answered; all others are answered with the status 400.
 _CODES = {
@@ -21,7 +23,10 @@ _CODES = {
     "method": "invalid_method",
     "url": "invalid_url",
 }
-_FIELD = re.compile(r"(line|custom_id|method|url|body(?:\.\w+)?): ")
+# Whoever wrote the file finds the request by its line, as its custom_id is of no use.
+_BY_LINE = frozenset({"line", "custom_id"})
+_FIELD = re.compile(r"(line|custom_id|method|url|body(?:\.\w+)?)(?:\[\d+\])?: ")
+_OURS = "the server could not answer this request, which is no fault of the request"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -42,13 +47,35 @@ class Requests:
         """The number of the request with this record."""
         return int(np.searchsorted(self.starts, record, side="right")) - 1
 
+    def span(self, number: int) -> tuple[int, int]:
+        """The first record of a request, and the one behind its last."""
+        return int(self.starts[number]), int(self.starts[number + 1])
+
+    def with_dimensions(self, first: int, stop: int, why: str) -> dict[int, str]:
+        """A reason for each of the records [first, stop) whose request has `dimensions`: it, and `why`."""
+        found: dict[int, str] = {}
+        for number in range(self.of_record(first), self.of_record(stop - 1) + 1):
+            if (asked := self.dimensions[number]) is not None:
+                found |= dict.fromkeys(range(*self.span(number)), f"body.dimensions: is {asked}; {why}")
+        return found
+
+    def whole(self, bad: Mapping[int, str]) -> dict[int, str]:
+        """Reasons for all records of requests with bad ones: a request is answered as a whole, or not at all."""
+        found: dict[int, str] = {}
+        for record in sorted(bad):
+            if record not in found:
+                found |= dict.fromkeys(range(*self.span(self.of_record(record))), bad[record])
+        return found
+
 
 class Answers:
     """Makes one line of each request, from the vectors of its texts."""
 
-    def __init__(self, requests: Requests, *, normalized: bool) -> None:
-        """`normalized`: whether vectors are scaled to length 1, also after `dimensions` has shortened them."""
-        self._requests, self._normalized = requests, normalized
+    def __init__(self, requests: Requests, *, normalized: bool, place: Callable[[int], str]) -> None:
+        """`normalized`: whether vectors are scaled to length 1, also after `dimensions` has shortened them. `place`
+        says where a record is, as `Reader.place` does. Reasons begin with that; messages for clients do not.
+        """
+        self._requests, self._normalized, self._place = requests, normalized, place
 
     @property
     def total(self) -> int:
@@ -56,7 +83,9 @@ class Answers:
         return len(self._requests)
 
     def number(self, record: int) -> int:
-        """The number of the request with this record."""
+        """The number of the request with this record: as many requests are in front of it. The total for the number of
+        all records.
+        """
         return self._requests.of_record(record)
 
     def first_record(self, refused: BadRecord) -> BadRecord:
@@ -77,12 +106,12 @@ class Answers:
         lines: list[str] = []
         refused: list[BadRecord] = []
         for number in range(requests.of_record(first), requests.of_record(stop - 1) + 1):
-            begin, end = int(requests.starts[number]), int(requests.starts[number + 1])
+            begin, end = requests.span(number)
             why = next((reasons[record] for record in range(begin, end) if record in reasons), None)
             dimensions = requests.dimensions[number]
             if why is None and dimensions is not None and dimensions > vectors.shape[1]:
                 why = (
-                    f"line {requests.lines[number]}: body.dimensions: is {dimensions}; expected at most "
+                    f"{self._place(begin)}: body.dimensions: is {dimensions}; expected at most "
                     f"{vectors.shape[1]}, the length of the model's embeddings"
                 )
             if why is not None:
@@ -95,19 +124,24 @@ class Answers:
     def error(self, refused: BadRecord) -> dict[str, Any]:
         """The line of the error file for a request that cannot be answered."""
         number = refused.index
-        found = _FIELD.search(refused.reason)
-        where = found[1] if found else "body.input"
+        place = valid(self._place(int(self._requests.starts[number])))
+        message = refused.reason.removeprefix(f"{place}: ").removesuffix(HOW_TO_CUT)
         answer: dict[str, Any] = {"id": self._id(number), "custom_id": refused.id or None}
+        found = _FIELD.match(message)
+        if found is None:  # a shard that failed again and again
+            return answer | self._answered(number, 500, _OURS, kind="server_error", field=None)
+        where = found[1]
+        if where in _BY_LINE:
+            message = f"line {self._requests.lines[number]}: {message.removeprefix('line: ')}"
         if where in _CODES:
-            return {**answer, "response": None, "error": {"code": _CODES[where], "message": refused.reason}}
-        problem = {
-            "message": refused.reason,
-            "type": "invalid_request_error",
-            "param": where.partition(".")[2] or None,
-            "code": None,
-        }
-        response = {"status_code": 400, "request_id": self._id(number, "req"), "body": {"error": problem}}
-        return {**answer, "response": response, "error": None}
+            return {**answer, "response": None, "error": {"code": _CODES[where], "message": message}}
+        field = where.partition(".")[2] or None
+        return answer | self._answered(number, 400, message, kind="invalid_request_error", field=field)
+
+    def _answered(self, number: int, status: int, message: str, *, kind: str, field: str | None) -> dict[str, Any]:
+        problem = {"message": message, "type": kind, "param": field, "code": None}
+        response = {"status_code": status, "request_id": self._id(number, "req"), "body": {"error": problem}}
+        return {"response": response, "error": None}
 
     def _line(self, number: int, vectors: np.ndarray, tokens: int) -> str:
         requests = self._requests

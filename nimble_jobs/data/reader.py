@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -214,6 +214,11 @@ class Reader:
     def labels(self, indexes: np.ndarray) -> np.ndarray | None:
         """The labels of the records at these positions; None if the input has none."""
         return None if self._labels is None else self._labels.values[indexes]
+
+    def in_field(self, index: int, why: str) -> str:
+        """What is wrong with a text, behind the field of its request if the input is a batch file."""
+        field: Callable[[int], str] | None = getattr(self._source, "field", None)
+        return why if field is None else f"{field(index)}: {why}"
 
     def bad_record(self, index: int, why: str) -> BadRecord:
         """The record at a position, left out for this reason."""

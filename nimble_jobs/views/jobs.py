@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nimble_jobs.job import Attempt, BadKind, Event, Job, JobState
+from nimble_jobs.plural import count
 from nimble_jobs.views import figures, file_counts
 from nimble_jobs.views.figures import Row
 
@@ -47,6 +48,15 @@ def job_row(job: Job, now: float, waits: str | None = None) -> Row:
     }
 
 
+def unit(job: Job) -> str:
+    """What the job counts as its records: requests, each perhaps with several texts, if it answers a batch file.
+
+    Only for a job with its spec, which listings leave out.
+    """
+    answers = job.kind == "score" and job.spec.get("output", {}).get("format") == "openai-batch"
+    return "request" if answers else "record"
+
+
 def counts(jobs: Sequence[Job]) -> dict[str, int]:
     """How many jobs are in each state."""
     numbers = Counter(job.state for job in jobs)
@@ -68,6 +78,7 @@ def job_json(
 ) -> Row:
     """The JSON of `show`."""
     return job_row(job, now, waits) | {
+        "unit": unit(job),
         "max_attempts": job.max_attempts,
         "key": job.key,
         "after": list(job.after),
@@ -222,7 +233,7 @@ def summary(job: Job) -> str:
     elapsed = None if job.started_at is None or job.finished_at is None else job.finished_at - job.started_at
     if job.outputs.get("empty"):
         return f"{head}: empty, no new files"
-    parts = [f"{job.records_done:,} records in {figures.duration(elapsed)}"]
+    parts = [f"{count(job.records_done, unit(job))} in {figures.duration(elapsed)}"]
     if job.records_bad:
         parts.append(f"{job.records_bad:,} bad")
     measured = job.timings.get("records_per_s")

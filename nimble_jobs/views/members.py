@@ -9,6 +9,7 @@ from nimble_jobs.job import Job, JobState, Member
 from nimble_jobs.plural import count
 from nimble_jobs.views import figures
 from nimble_jobs.views.figures import Row
+from nimble_jobs.views.jobs import unit
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -35,6 +36,7 @@ def rows(job: Job, members: Sequence[Member]) -> list[Row]:
             "phase": member.phase if _works(job, member) else None,
             "records_done": member.records_done,
             "records_per_s": _rate(member),
+            "unit": unit(job),
             "joined_at": figures.iso(member.joined_at),
             "left_at": figures.iso(member.left_at),
             "failures": member.failures,
@@ -53,7 +55,7 @@ def lines(found: Sequence[Row]) -> list[tuple[str, str]]:
 def _words(row: Row) -> list[str | None]:
     failed = f"failed {count(row['failures'], 'time')}, the last time: {row['error']}" if row["failures"] else None
     return [
-        f"{count(row['records_done'], 'record')}",
+        count(row["records_done"], row["unit"]),
         figures.rate(row["records_per_s"]) if row["records_per_s"] else None,
         ("leads" if row["leads"] else "works") if row["works"] else "led" if row["leads"] else "left",
         row["phase"],

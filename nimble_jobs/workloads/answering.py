@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,22 @@ def answers_of(spec: JobSpec, reader: Reader) -> Answers | None:
     if spec.output.format != "openai-batch" or reader.requests is None:
         return None
     pooling = pooling_of(spec)
-    return Answers(reader.requests, normalized=pooling is not None and pooling.normalize)
+    return Answers(reader.requests, normalized=pooling is not None and pooling.normalize, place=reader.place)
+
+
+def no_dimensions(spec: JobSpec) -> str | None:
+    """Why no request of a batch file may choose the length of its vectors; None if it may."""
+    if spec.output.format == "openai-batch" or "embedding" not in spec.output.fields:
+        return None
+    return (
+        f"expected none, because with output.format: {spec.output.format} all embeddings have one length; to answer "
+        "such requests, set output.format: openai-batch"
+    )
+
+
+def requests_in(answers: Answers, shards: Iterable[tuple[int, int]]) -> int:
+    """How many requests these ranges of records hold."""
+    return sum(answers.number(stop) - answers.number(first) for first, stop in shards)
 
 
 def answered(shard: Shard, answers: Answers, first: int, stop: int) -> tuple[Shard, list[BadRecord]]:

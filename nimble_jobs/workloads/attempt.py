@@ -83,8 +83,8 @@ def claimed(
     staging = None if job.joined else stage()
     part = None
     if context.membership is not None and (staging is None or staging.finished is None):
-        part = Part(context, reader.total, basis=how, decoded_by=decoded_by)
-    context.report(total=reader.total)
+        part = Part(context, reader.total, answers=answers, basis=how, decoded_by=decoded_by)
+    context.report(total=reader.total if answers is None else answers.total)
     for note in reader.notes():
         context.event("input", note, {})
     return Attempt(

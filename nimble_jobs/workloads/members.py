@@ -36,10 +36,20 @@ T = TypeVar("T")
 class Part:
     """What one member does. Its own thread and those of the pipeline use it."""
 
-    def __init__(self, context: JobContext, total: int, *, basis: str, decoded_by: str | None = None) -> None:
-        """`total`: records of the input."""
+    def __init__(
+        self,
+        context: JobContext,
+        records: int,
+        *,
+        answers: Answers | None = None,
+        basis: str,
+        decoded_by: str | None = None,
+    ) -> None:
+        """`records`: of the input. With `answers`, of a batch file, all members count requests."""
         assert context.membership is not None
-        self._context, self._total = context, total
+        self._context, self._records, self._answers = context, records, answers
+        self._total = records if answers is None else answers.total
+        self._what = "records" if answers is None else "requests"
         self._membership, self._job = context.membership, context.job
         self._first: Sequence[ShardClaim] = ()  # claims with which the next round begins
         self._windows: Sequence[Span] | None = None
@@ -72,6 +82,8 @@ class Part:
             shards = [(window.start, window.stop) for window in self._windows]
             done = frozenset(n for n, window in enumerate(self._windows) if done.issuperset(window.shards))
             bad = sum(len(staging.done[shard].bad) for n in done for shard in self._windows[n].shards)
+        if self._answers is not None:
+            shards = [(self._answers.number(first), self._answers.number(stop)) for first, stop in shards]
         self._patiently(
             lambda now: self._context.store.shards.open(
                 self._job, self._context.device, shards, done, bad=bad, now=now, software=self._context.software
@@ -99,7 +111,8 @@ class Part:
         """As `turns`, for windows."""
         assert self._windows is not None
         for claims, beyond in self.turns():
-            yield [self._windows[claim.index] for claim in claims], beyond
+            records = beyond * self._records // max(1, self._total)  # a request has several
+            yield [self._windows[claim.index] for claim in claims], records
 
     def run(self, scoring: Scoring, feed: Callable[[], Feed]) -> dict[str, Any]:
         """Score shards until all are done, in rounds: a new one, with a new `feed`, begins if shards are open again or
@@ -129,7 +142,7 @@ class Part:
         return figures
 
     def rate(self) -> float | None:
-        """Records a second of all members together, since the first of them joined."""
+        """Records, or requests, a second of all members together, since the first of them joined."""
         members = self._context.store.shards.members(self._job.id, self._job.attempt)
         seconds = max(m.moved_at for m in members) - min(m.joined_at for m in members)
         return sum(member.records_done for member in members) / seconds if seconds > 0 else None
@@ -139,11 +152,9 @@ class Part:
         tell_troubles(self._context, self.staging.troubles)
         return not self._patiently(lambda now: self._context.store.shards.retire(self._job, now))
 
-    def complete(
-        self, staging: AnyStaging, reader: Reader, shards: Sequence[tuple[int, int]], answers: Answers | None = None
-    ) -> None:
+    def complete(self, staging: AnyStaging, reader: Reader, shards: Sequence[tuple[int, int]]) -> None:
         """Take over all members' shards for publication. The records of shards that have failed are bad records.
-        `shards`: where each begins and ends; `answers`: of a batch file, whose requests are left out.
+        `shards`: where each begins and ends.
 
         Raises DataError for too many other bad records, ShardsMissing if shards must be scored again.
         """
@@ -151,7 +162,7 @@ class Part:
             return
         self._context.patience.through(lambda: staging.adopt(last=True))
         # Whoever finished the shard with the last one may have died before it could end the job.
-        enforce_threshold(self._context.spec.run, len(staging.bad), self._total, staging.bad)
+        enforce_threshold(self._context.spec.run, len(staging.bad), self._total, staging.bad, what=self._what)
         failed = self._patiently(lambda _now: self._context.store.shards.failed(self._job))
         for claim, error in failed:
             for index in self._shards_of(claim.index):
@@ -159,8 +170,8 @@ class Part:
                     why = of_failed_shard(index, error)
                     bad = [reader.bad_record(record, why) for record in range(*shards[index])]
                     lost = Lost(index=index, columns={}, bad=bad)
-                    if answers is not None:
-                        lost, _ = answered(lost, answers, *shards[index])
+                    if self._answers is not None:
+                        lost, _ = answered(lost, self._answers, *shards[index])
                     self._context.patience.through(partial(staging.write_shard, index, lost.columns, lost.bad))
         missing = len(shards) - len(staging.done)
         if missing:
@@ -214,7 +225,7 @@ class Part:
         bad = self._context.store.shards.finish(self._job, index, len(found), time.time())
         self._written.pop(index, None)  # not before: if the store could not take it, the last shard comes again
         if found:
-            enforce_threshold(self._context.spec.run, bad, self._total, found)
+            enforce_threshold(self._context.spec.run, bad, self._total, found, what=self._what)
 
     def _shards_of(self, index: int) -> range:
         """The shards of what was claimed under this number."""

@@ -14,6 +14,7 @@ from nimble_jobs.planner import Loaded, Siblings, leave, prepare
 from nimble_jobs.planner.module.limits import Limits, find_limits
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads import only_new
+from nimble_jobs.workloads.answering import requests_in
 from nimble_jobs.workloads.attempt import Attempt, claimed
 from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
@@ -93,14 +94,14 @@ def _scored(attempt: Attempt) -> tuple[Outcome, dict[str, str]]:
         "build_s": builds,
         "run_s": run_s,
         "replays": scoring.replays,
-        "records_per_s": scoring.scored / run_s if run_s > 0 else None,
+        "records_per_s": _counted(attempt, scoring) / run_s if run_s > 0 else None,
         **stages,
     }
     if part is not None:
         if not part.publishes():
             return Outcome(left=True), {}
         staging = staging or attempt.stage()
-        part.complete(staging, attempt.reader, scoring.shards, attempt.answers)
+        part.complete(staging, attempt.reader, scoring.shards)
         timings["records_per_s"] = part.rate()
         context.report(bad_kinds=_bad_records(attempt, staging).kinds())
         scoring.tally.done = attempt.reader.total
@@ -119,6 +120,14 @@ def _run(attempt: Attempt, scoring: Scoring, again: Callable[[], Feed]) -> dict[
     if attempt.context.fetching is not None:
         attempt.context.fetching.finish()  # nothing is published before all objects are those that were listed
     return stages
+
+
+def _counted(attempt: Attempt, scoring: Scoring) -> int:
+    """How many records this attempt scored; of a batch file, requests."""
+    if attempt.answers is None:
+        return scoring.scored
+    fresh = (bounds for shard, bounds in enumerate(scoring.shards) if shard not in scoring.tally.shards)
+    return requests_in(attempt.answers, fresh)
 
 
 def _of_texts(setup: TextSetup, said: dict[str, Any], total: int) -> dict[str, Any]:
@@ -293,7 +302,7 @@ def _published(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The folder, and which files are left for the next job. Raises OutputExists, FencedOut."""
     context, reader, work = attempt.context, attempt.reader, attempt.work
-    context.report(phase="publish", done=tally.done)
+    context.report(phase="publish", done=tally.counted(attempt.answers))
     how_made |= {"schedule": summary["key"], "runs": summary["runs"]}
     if attempt.decode is not None:
         how_made["decode"] = attempt.decode.to_json()

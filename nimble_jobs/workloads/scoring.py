@@ -75,6 +75,10 @@ class Tally:
     done: int = 0
     shards: frozenset[int] = frozenset()  # those that earlier attempts finished
 
+    def counted(self, answers: Answers | None) -> int:
+        """What the job reports: records; of a batch file requests, as if texts were done in the order of the input."""
+        return self.done if answers is None else answers.number(self.done)
+
     @classmethod
     def of(cls, staging: AnyStaging, shards: list[tuple[int, int]]) -> Tally:
         """The records in shards that earlier attempts finished."""
@@ -229,7 +233,7 @@ class Scoring:
         self._stages.landed(landed)
         if lane.prepared.loaded.instances and len(part.batch):
             self.replays += 1
-        self._context.report(done=self.tally.done, timings=self._stages.due())
+        self._context.report(done=self.tally.counted(self._ends.answers), timings=self._stages.due())
         return _Result(landed=landed, carries=carries)
 
     def _counted_before(self, part: Part) -> int:

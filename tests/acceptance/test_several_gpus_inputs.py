@@ -163,6 +163,9 @@ def test_a_batch_file(running: Store, base: Path) -> None:
     assert alone.state is JobState.SUCCEEDED, alone.error
     done = ended(running, submit(running, base, "both", net="Vectors", input=read, output=write))
     assert (done.state, done.records_bad) == (JobState.SUCCEEDED, alone.records_bad), done.error
+    counted = [(each.records_done, each.records_total) for each in (done, alone)]
+    assert counted == [(len(lines), len(lines))] * 2  # requests, not their texts
+    assert sum(member.records_done for member in running.shards.members(done.id)) == len(lines)
     assert files(base / "both") == files(base / "alone")
 
 

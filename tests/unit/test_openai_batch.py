@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
+from nimble_jobs.data import BadRecord
+from nimble_jobs.data.answers import Answers, Requests
 from nimble_jobs.models.build import build
 from nimble_jobs.spec.model import ModelSpec
 from tests.cli import Cli
@@ -135,13 +138,12 @@ def test_dimensions_shorten_vectors(cli: Cli, model: Path, tmp_path: Path) -> No
         np.testing.assert_allclose(item["embedding"], plain / np.linalg.norm(plain), rtol=1e-4, atol=1e-5)
     (error,) = errors(tmp_path)
     assert error["response"]["body"]["error"]["param"] == "dimensions"
-    assert (
-        "is 17; expected at most 16, the length of the model's embeddings"
-        in error["response"]["body"]["error"]["message"]
-    )
+    expected = "body.dimensions: is 17; expected at most 16, the length of the model's embeddings"
+    assert error["response"]["body"]["error"]["message"] == expected
     answer = cli("run", str(tmp_path / "job.yaml"), "run.error_threshold=0")
     assert answer.code == 100
     assert "1 of 3 requests are bad" in answer.err
+    assert f"b: {tmp_path}/in.jsonl:2: {expected}" in answer.err  # the job's owner is told the place
 
 
 LINES: dict[str, tuple[Any, str, str | None, str]] = {
@@ -169,17 +171,16 @@ LINES: dict[str, tuple[Any, str, str | None, str]] = {
     "no input": (request("r", None), "body.input", "r", "is missing; expected text, a list of texts, or token ids"),
     "empty text": (request("r", ""), "body.input", "r", "is empty; expected text"),
     "no texts": (request("r", []), "body.input", "r", "is an empty list; expected at least one text or token id"),
-    "one empty text": (request("r", ["a", ""]), "body.input", "r", "entry 1 is empty; expected text"),
-    "texts and tokens": (request("r", ["a", [1]]), "body.input", "r", "entry 1 holds a list; expected text"),
-    "tokens and texts": (request("r", [[1], "a"]), "body.input", "r", 'entry 1 is "a"; expected a list of token ids'),
+    "one empty text": (request("r", ["a", ""]), "body.input[1]", "r", "is empty; expected text"),
+    "texts and tokens": (request("r", ["a", [1]]), "body.input[1]", "r", "holds a list; expected text"),
+    "tokens and texts": (request("r", [[1], "a"]), "body.input[1]", "r", 'is "a"; expected a list of token ids'),
     "a number": (request("r", 7), "body.input", "r", "is 7; expected text, a list of texts, or token ids"),
-    "true for a token": (request("r", [[1, True]]), "body.input", "r", "entry 0 holds true; expected token ids"),
+    "true for a token": (request("r", [[1, True]]), "body.input[0]", "r", "holds true; expected token ids"),
     "a negative token": (request("r", [3, -1]), "body.input", "r", "holds -1; expected token ids, whole numbers"),
     "a token of no word": (request("r", [3, 40]), "body.input", "r", "holds the token id 40; expected ids below 40"),
     "too many texts": (request("r", ["a"] * 2049), "body.input", "r", "has 2049 entries; expected at most 2048"),
     "a long text": (
-        request("r", ["a", "dog " * 70]), "body.input", "r",
-        "has more than 64 tokens; to cut longer texts, set input.text.truncate: end",
+        request("r", ["a", "cat", "dog " * 70]), "body.input[2]", "r", "has more than 64 tokens",
     ),
     "too many tokens": (request("r", [5] * 65), "body.input", "r", "has more than 64 tokens"),
     "an unknown encoding": (
@@ -212,13 +213,17 @@ def test_each_mistake_is_told_in_the_error_file(cli: Cli, model: Path, tmp_path:
             assert error["response"]["status_code"] == 400
             problem = error["response"]["body"]["error"]
             assert (problem["type"], problem["code"]) == ("invalid_request_error", None)
-            assert problem["param"] == (where.partition(".")[2] or None), name
+            assert problem["param"] == (where.partition(".")[2].partition("[")[0] or None), name
         else:
             assert error["response"] is None
             problem = error["error"]
             assert problem["code"] == {"line": "invalid_json_line"}.get(where, f"invalid_{where}"), name
-        assert problem["message"].startswith(f"{tmp_path}/in.jsonl:{number + 1}: "), name
-        assert message in problem["message"], (name, problem["message"])
+        # A client knows its request by the field, or by the line if it has no custom_id of its own.
+        line = f"line {number + 1}: "
+        begins = {"line": line, "custom_id": f"{line}custom_id: "}.get(where, f"{where}: ")
+        assert problem["message"].startswith(begins + message), (name, problem["message"])
+        assert str(tmp_path) not in problem["message"], name
+        assert "input.text" not in problem["message"], name  # a setting of the job
 
 
 def test_no_mistake_is_tolerated_by_default(cli: Cli, model: Path, tmp_path: Path) -> None:
@@ -262,3 +267,95 @@ def test_requests_may_become_a_table(cli: Cli, model: Path, tmp_path: Path) -> N
     for row, text in zip(rows, TEXTS, strict=False):
         np.testing.assert_allclose(row["embedding"], vector(model, ids_of(model, text)), rtol=1e-4, atol=1e-5)
     assert [error["id"] for error in errors(tmp_path)] == ["c"]
+
+
+@pytest.mark.parametrize("format_", ["parquet", "jsonl"])
+def test_a_table_leaves_out_whole_requests(cli: Cli, model: Path, tmp_path: Path, format_: str) -> None:
+    """As answers do: a text of a request that cannot be answered is in no row, wherever the bad one stands. Reasons
+    name place and field, since they are for the job's owner.
+    """
+    lines = [
+        request("a", TEXTS[:2]),
+        request("b", [TEXTS[0], "dog " * 70, TEXTS[1]]),
+        request("c", TEXTS[2]),
+        request("d", [[3, 5], [40]]),
+        request("e", ["cat", ""]),
+        request("f", TEXTS[3]),
+    ]
+    path = job(tmp_path, model, lines, format=format_)
+    answer = cli("run", str(path))
+    assert answer.code == 0, answer.err
+    rows = [
+        row
+        for part in sorted((tmp_path / "out").glob(f"part-*.{format_}"))
+        for row in (
+            pq.read_table(part).to_pylist() if format_ == "parquet" else map(json.loads, part.read_text().splitlines())
+        )
+    ]
+    assert [row["id"] for row in rows] == ["a[0]", "a[1]", "c", "f"]
+    for row, text in zip(rows, TEXTS, strict=True):
+        np.testing.assert_allclose(row["embedding"], vector(model, ids_of(model, text)), rtol=1e-4, atol=1e-5)
+    long = f"{tmp_path}/in.jsonl:2: body.input[1]: has more than 64 tokens; to cut longer texts, set "
+    unknown = f"{tmp_path}/in.jsonl:4: body.input[1]: holds the token id 40; expected ids below 40"
+    empty = f"{tmp_path}/in.jsonl:5: body.input[1]: is empty; expected text"
+    told = [(error["id"], error["reason"].removesuffix("input.text.truncate: end")) for error in errors(tmp_path)]
+    assert told == [*((f"b[{i}]", long) for i in range(3)), ("d[0]", unknown), ("d[1]", unknown), ("e", empty)]
+
+
+def test_a_table_has_embeddings_of_one_length(cli: Cli, model: Path, tmp_path: Path) -> None:
+    """So a request that asks for another one is a bad one, and not given something else in silence."""
+    lines = [request("a", TEXTS[0]), request("b", TEXTS[:2], dimensions=5), request("c", TEXTS[1], dimensions=5000)]
+    path = job(tmp_path, model, lines, format="jsonl")
+    assert [row["id"] for row in answers(cli, path)] == ["a"]
+    why = (
+        "; expected none, because with output.format: jsonl all embeddings have one length; to answer such requests, "
+        "set output.format: openai-batch"
+    )
+    b, c = (f"{tmp_path}/in.jsonl:{line}: body.dimensions: is {asked}{why}" for line, asked in ((2, 5), (3, 5000)))
+    assert [(error["id"], error["reason"]) for error in errors(tmp_path)] == [("b[0]", b), ("b[1]", b), ("c", c)]
+    plain = {"fields": ["id", "token_count"], "pooling": None, "normalize": None}
+    job(tmp_path, model, lines, format="jsonl", **plain)  # nothing that could be cut
+    assert [row["id"] for row in answers(cli, path)] == ["a", "b[0]", "b[1]", "c"]
+
+
+def test_requests_are_counted_as_requests(cli: Cli, model: Path, tmp_path: Path) -> None:
+    """In the summary, in `show`, in JSON and in the manifest, though the model meets texts."""
+    lines = [request("a", TEXTS), request("b", ["cat", "dog " * 70]), request("c", ""), request("d", "dog")]
+    answer = cli("run", str(job(tmp_path, model, lines)))
+    assert answer.code == 0, answer.err
+    assert ": 4 requests in " in answer.err
+    assert ", 2 bad, " in answer.err
+    (found,) = cli("ls", "--json").json
+    assert (found["records_done"], found["records_total"], found["records_bad"]) == (4, 4, 2)
+    shown = cli("show", found["id"], "--json").json
+    assert (shown["records_done"], shown["records_total"], shown["records_bad"]) == (4, 4, 2)
+    assert shown["unit"] == "request"
+    assert sum(kind["count"] for kind in shown["bad_kinds"]) == 2
+    assert shown["timings"]["records_per_s"] == pytest.approx(4 / shown["timings"]["run_s"])
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["records"], manifest["bad"]) == (2, 2)
+    words = cli("show", found["id"]).out
+    assert "job.requests: 4/4 100%, 2 bad" in words
+    assert "bad requests.1: " in words
+    assert "job.records" not in words
+    for length, texts in ((8, "3 texts"), (24, "2 texts"), (64, "0 texts")):  # of requests that are answered
+        assert f"schedule.{length} tokens: {texts}, " in words
+    answer = cli("run", str(job(tmp_path, model, [request("a", "cat")])))
+    assert ": 1 request in " in answer.err
+    (other,) = (row["id"] for row in cli("ls", "--json").json if row["id"] != found["id"])
+    words = cli("show", other).out
+    assert "schedule.8 tokens: 1 text, " in words
+
+
+def test_a_shard_that_fails_is_not_the_clients_fault() -> None:
+    """Its requests are answered as a server does that had an error of its own, without the job's words."""
+    requests = Requests(
+        starts=np.array([0, 2]), lines=[1], custom_ids=["a"], models=["m"], base64=[False], dimensions=[None]
+    )
+    answers_ = Answers(requests, normalized=False, place=lambda _record: "/data/in.jsonl:1")
+    why = "/data/in.jsonl:1: its shard 0 failed: OutOfMemory: /data/body.input: is full"
+    error = answers_.error(BadRecord(index=0, id="a", reason=why))
+    assert error["response"]["status_code"] == 500
+    problem = error["response"]["body"]["error"]
+    assert (problem["type"], problem["param"]) == ("server_error", None)
+    assert "/data" not in problem["message"]

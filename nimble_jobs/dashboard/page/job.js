@@ -94,9 +94,9 @@ export class Job {
 
   running() {
     const { job } = this;
-    const bad = job.records_bad ? plural(job.records_bad, "bad record") : null;
+    const bad = job.records_bad ? plural(job.records_bad, `bad ${job.unit}`) : null;
     const took = job.state === "running" ? timing(job) : job.elapsed_s === null ? null : `took ${duration(job.elapsed_s)}`;
-    const words = [job.records_per_s ? rate(job.records_per_s, "records") : null, took, job.doing, bad].filter(Boolean);
+    const words = [job.records_per_s ? rate(job.records_per_s, `${job.unit}s`) : null, took, job.doing, bad].filter(Boolean);
     if (!job.attempt) return sheet("Progress", h("p", { class: "muted" }, "It has not started yet."));
     return sheet("Progress", progress(job), words.length ? h("p", { class: "muted" }, words.join(" · ")) : null);
   }
@@ -106,14 +106,15 @@ export class Job {
   }
 
   failures() {
-    const kinds = this.job.bad_kinds;
+    const { bad_kinds: kinds, unit } = this.job;
     if (!kinds.length) return null;
+    const title = unit === "request" ? "Requests" : "Records";
     const columns = [
-      { title: "Records", number: true, cell: (kind) => whole(kind.count), label: "Records" },
+      { title, number: true, cell: (kind) => whole(kind.count), label: title },
       { title: "What was wrong", wide: true, cell: (kind) => said(kind.reason) },
       { title: "The first one", wide: true, cell: (kind) => said(kind.first), label: "The first one" },
     ];
-    return section("Bad records", table(columns, kinds, { caption: "Bad records by what was wrong", key: (kind) => kind.reason }));
+    return section(`Bad ${unit}s`, table(columns, kinds, { caption: `Bad ${unit}s by what was wrong`, key: (kind) => kind.reason }));
   }
 
   history() {
@@ -157,7 +158,7 @@ export class Job {
     if (!members?.length) return null;
     const one = (each) => [
       said(each.device),
-      h("span", {}, badge(each.works ? "running" : "left"), " ", [plural(each.records_done, "record"), each.records_per_s ? rate(each.records_per_s, "records") : null, each.leads ? "leads" : null, each.phase].filter(Boolean).join(", "), each.error ? h("span", { class: "clamp muted", title: visible(each.error) }, said(each.error)) : null),
+      h("span", {}, badge(each.works ? "running" : "left"), " ", [plural(each.records_done, each.unit), each.records_per_s ? rate(each.records_per_s, `${each.unit}s`) : null, each.leads ? "leads" : null, each.phase].filter(Boolean).join(", "), each.error ? h("span", { class: "clamp muted", title: visible(each.error) }, said(each.error)) : null),
     ];
     return sheet("Devices", facts(members.map(one)));
   }
@@ -177,7 +178,7 @@ export class Job {
       );
     return sheet(
       "Timings",
-      facts([...spans.map(([name, value]) => [name, duration(value)]), ["Rate", timings.records_per_s ? rate(timings.records_per_s, "records") : null], ["Steps", timings.steps_per_s ? rate(timings.steps_per_s, "steps") : null]]),
+      facts([...spans.map(([name, value]) => [name, duration(value)]), ["Rate", timings.records_per_s ? rate(timings.records_per_s, `${this.job.unit}s`) : null], ["Steps", timings.steps_per_s ? rate(timings.steps_per_s, "steps") : null]]),
       stages.length ? h("h3", {}, "How busy each stage was") : null,
       stages.length ? h("ul", { class: "stages" }, stages.map(stage)) : null,
       this.bottleneck ? h("p", {}, "Bottleneck: ", said(this.bottleneck)) : null,

@@ -60,12 +60,12 @@ export function tick(root = document) {
 
 /** Records done, and of how many: with a bar as long as some are left. */
 export function progress(job) {
-  const { records_done: done, records_total: total } = job;
-  if (total === 0) return h("span", { class: "muted" }, "no records");
-  if (total === null || total === undefined) return done ? plural(done, "record") : "–";
-  if (done === total && job.state === "succeeded") return plural(total, "record");
+  const { records_done: done, records_total: total, unit = "record" } = job;
+  if (total === 0) return h("span", { class: "muted" }, `no ${unit}s`);
+  if (total === null || total === undefined) return done ? plural(done, unit) : "–";
+  if (done === total && job.state === "succeeded") return plural(total, unit);
   const counts = `${whole(done)} of ${whole(total)}`;
-  const label = `${visible(job.name)}: ${counts} records`;
+  const label = `${visible(job.name)}: ${counts} ${unit}s`;
   const tone = { failed: "bad", quarantined: "bad", running: "" }[job.state] ?? "still";
   const bar = h("progress", { max: total, value: done, "aria-label": label, data: { tone } });
   return h("div", { class: "bar" }, h("span", {}, h("b", {}, percent(done / total)), counts), bar);

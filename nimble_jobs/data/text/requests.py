@@ -78,6 +78,11 @@ class RequestTexts(TextSource):
         """FILE:LINE."""
         return f"{self.stamps[0].path}:{self.requests.lines[self.requests.of_record(index)]}"
 
+    def field(self, index: int) -> str:
+        """The field of its request that holds a text: body.input, or body.input[2] if there are several."""
+        first, stop = self.requests.span(self.requests.of_record(index))
+        return "body.input" if stop - first == 1 else f"body.input[{index - first}]"
+
     def rows(self, number: int) -> Rows:
         """The texts of a block. Raises DataError if the file has changed."""
         cut = self._blocks[number]
@@ -150,7 +155,7 @@ class RequestIds(Ids):
 
     def _id(self, record: int) -> str:
         requests, number = self._requests, self._requests.of_record(record)
-        first, stop = requests.starts[number], requests.starts[number + 1]
+        first, stop = requests.span(number)
         custom_id = requests.custom_ids[number]
         if custom_id is None or self._places[custom_id] != requests.lines[number]:
             return f"line {requests.lines[number]}"
@@ -221,28 +226,30 @@ def _inputs(value: Any) -> list[Text]:
     if len(value) > MOST_INPUTS:
         raise Refused("body.input", f"has {len(value)} entries; expected at most {MOST_INPUTS}")
     if isinstance(value[0], str):
-        return [_text(item, f"entry {i} ") for i, item in enumerate(value)]
-    return [_tokens(item, f"entry {i} ") for i, item in enumerate(value)]
+        return [_text(item, f"[{i}]") for i, item in enumerate(value)]
+    return [_tokens(item, f"[{i}]") for i, item in enumerate(value)]
 
 
 def _text(value: Any, which: str) -> str:
+    """`which` entry of body.input it is: [2], or nothing."""
     try:
         text = text_of(value)
     except Unreadable as e:
-        raise Refused("body.input", f"{which}{e}") from e
+        raise Refused(f"body.input{which}", str(e)) from e
     if not text:
-        raise Refused("body.input", f"{which}is empty; expected text")
+        raise Refused(f"body.input{which}", "is empty; expected text")
     return text
 
 
 def _tokens(value: Any, which: str) -> TokenIds:
+    where = f"body.input{which}"
     if not isinstance(value, list):
-        raise Refused("body.input", f"{which}{_kind(value)}; expected a list of token ids, like the first entry")
+        raise Refused(where, f"{_kind(value)}; expected a list of token ids, like the first entry")
     if not value:
-        raise Refused("body.input", f"{which}is an empty list; expected at least one token id")
+        raise Refused(where, "is an empty list; expected at least one token id")
     for item in value:
         if type(item) is not int or not 0 <= item < 2**31:
-            raise Refused("body.input", f"{which}holds {_shown(item)}; expected token ids, whole numbers from 0")
+            raise Refused(where, f"holds {_shown(item)}; expected token ids, whole numbers from 0")
     return TokenIds(tuple(value))
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nimble_jobs.data.text.values import Text, TokenIds
+from nimble_jobs.data.text.values import HOW_TO_CUT, Text, TokenIds
 from nimble_jobs.data.text.words import BY_WORD, Words
 from nimble_jobs.errors import ModelError, first_line
 
@@ -268,12 +268,12 @@ class Tokenizer:
         if not tokens:
             return "has no tokens; expected at least one"
         if len(tokens) > self.rules.limit:  # only if nothing is to be cut
-            return f"has more than {self.rules.limit} tokens; to cut longer texts, set input.text.truncate: end"
+            return f"has more than {self.rules.limit} tokens{HOW_TO_CUT}"
         below = self.rules.vocabulary
         if known:
             below = below if below is not None else self.vocabulary
             largest = max(tokens)
-            return None if largest < below else f"body.input: holds the token id {largest}; expected ids below {below}"
+            return None if largest < below else f"holds the token id {largest}; expected ids below {below}"
         if below is not None and self.vocabulary > below and (largest := max(tokens)) >= below:
             token = self._whole.id_to_token(largest)
             return (

@@ -26,6 +26,9 @@ class TokenIds:
 Text = str | tuple[str, str] | TokenIds  # of a record: one text, two that make a pair, or tokens
 SIGNATURE = Signature(shape=(), dtype="text")
 
+# What the owner of a job can do about texts that are too long. Clients of an API cannot.
+HOW_TO_CUT = "; to cut longer texts, set input.text.truncate: end"
+
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 

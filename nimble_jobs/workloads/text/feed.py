@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -56,6 +56,7 @@ class Manner:
     pads: bool  # whether short batches are padded
     threads: int  # that tokenize
     last: int  # the last shard that is to be written; -1: not known
+    no_dimensions: str | None = None  # why no request of a batch file may choose the length of its vectors
 
 
 @dataclass(kw_only=True)
@@ -101,6 +102,21 @@ class _Window:
     shortened: np.ndarray  # bool [records], those that lost tokens
     bad: dict[int, str]  # by position in the input
 
+    def without(self, bad: dict[int, str]) -> _Window:
+        """The window without the tokens of these records, which become its bad ones."""
+        out = np.zeros(len(self.lengths), dtype=bool)
+        out[np.fromiter(bad, dtype=np.int64, count=len(bad)) - self.texts.start] = True
+        kept = ~np.repeat(out, self.lengths)
+        return replace(
+            self,
+            ids=self.ids[kept],
+            types=None if self.types is None else self.types[kept],
+            offsets=None if self.offsets is None else self.offsets[kept],
+            lengths=np.where(out, 0, self.lengths).astype(np.int32),
+            shortened=self.shortened & ~out,
+            bad=bad,
+        )
+
 
 class TextFeed:
     """The batches of texts, each for the lane of its bucket."""
@@ -128,6 +144,7 @@ class TextFeed:
         self._buckets, self._lanes = [bucket for bucket, _ in lanes], [loaded for _, loaded in lanes]
         self._stages, self.bad = stages, bad
         self._pads, self._threads = manner.pads, manner.threads
+        self._requests, self._no_dimensions = reader.requests, manner.no_dimensions
         stages.tokenise.workers = manner.threads
         self._buffers: Buffers | None = None
 
@@ -168,8 +185,9 @@ class TextFeed:
             for piece, tokens in done:
                 made.append(tokens)
                 if piece.last:
-                    yield _whole(piece, made)
-                    self._counts.cut += sum(one.cut for one in made)
+                    window = self._whole(piece, made)
+                    self._counts.cut += int(window.shortened.sum())
+                    yield window
                     made = []
 
     def _pieces(self) -> Generator[_Piece]:
@@ -178,6 +196,8 @@ class TextFeed:
             left = beyond + sum(stop - start for start, stop in ranges)
             with closing(self._reader.texts(ranges, meter=self._stages.read)) as windows:
                 for span, texts in zip(spans, windows, strict=False):
+                    if self._requests is not None and (why := self._no_dimensions) is not None:
+                        texts.bad.update(self._requests.with_dimensions(texts.start, texts.stop, why))
                     piece = self._setup.tokenizer.piece
                     for first in range(0, len(texts.values), piece):
                         yield _Piece(texts=texts, first=first, stop=first + piece, span=span, left=left)
@@ -190,6 +210,29 @@ class TextFeed:
             some = [None if texts.start + first + i in texts.bad else text for i, text in enumerate(some)]
         with self._stages.tokenise.busy():
             return piece, self._setup.tokenizer(some)
+
+    def _whole(self, piece: _Piece, made: Sequence[Tokens]) -> _Window:
+        """A window from the tokens of its pieces. A request is left out whole if one of its texts is bad."""
+        texts = piece.texts
+        bad = dict(texts.bad)
+        types = [one.types for one in made if one.types is not None]
+        offsets = [one.offsets for one in made if one.offsets is not None]
+        first = texts.start
+        for tokens in made:
+            bad.update({first + row: self._reader.in_field(first + row, why) for row, why in tokens.bad.items()})
+            first += len(tokens.lengths)
+        window = _Window(
+            texts=texts,
+            span=piece.span,
+            left=piece.left,
+            ids=np.concatenate([one.ids for one in made]),
+            types=np.concatenate(types) if types else None,
+            offsets=np.concatenate(offsets) if offsets else None,
+            lengths=np.concatenate([one.lengths for one in made]),
+            shortened=np.concatenate([one.shortened for one in made]),
+            bad=bad,
+        )
+        return window if self._requests is None or not bad else window.without(self._requests.whole(bad))
 
     def _parts(self, windows: Iterator[_Window]) -> Generator[Part]:
         """Batches of each window, each bucket's together. Raises DataError for too many bad records."""
@@ -263,26 +306,3 @@ class TextFeed:
 def _placed(batch: Batch, lane: int, span: Span, left: int, *, last: bool) -> Part:
     at = Bounds(shard=span.last, since=span.first, start=span.start, stop=span.stop, last=last, left=left)
     return Part(at=at, batch=batch, lane=lane)
-
-
-def _whole(piece: _Piece, made: Sequence[Tokens]) -> _Window:
-    """A window from the tokens of its pieces."""
-    texts = piece.texts
-    bad = dict(texts.bad)
-    types = [one.types for one in made if one.types is not None]
-    offsets = [one.offsets for one in made if one.offsets is not None]
-    first = texts.start
-    for tokens in made:
-        bad.update({first + row: why for row, why in tokens.bad.items()})
-        first += len(tokens.lengths)
-    return _Window(
-        texts=texts,
-        span=piece.span,
-        left=piece.left,
-        ids=np.concatenate([one.ids for one in made]),
-        types=np.concatenate(types) if types else None,
-        offsets=np.concatenate(offsets) if offsets else None,
-        lengths=np.concatenate([one.lengths for one in made]),
-        shortened=np.concatenate([one.shortened for one in made]),
-        bad=bad,
-    )

@@ -15,6 +15,7 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.pipeline import usable_cores
 from nimble_jobs.planner import Request, key_parts, schedule_key
 from nimble_jobs.store import Store
+from nimble_jobs.workloads.answering import no_dimensions
 from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.context import JobContext
 from nimble_jobs.workloads.cuts import Span
@@ -148,7 +149,8 @@ def feed_of(
     stages = Stages(context, alone=few, in_flight=in_flight, texts=True)
     threads = usable_cores() if pads else max(1, usable_cores() // 2)  # the model itself needs the host's cores
     counts = Counts(by_bucket=[0] * len(plan.buckets))
-    manner = Manner(pads=pads, threads=threads, last=windows[-1].last if windows else -1)
+    last = windows[-1].last if windows else -1
+    manner = Manner(pads=pads, threads=threads, last=last, no_dimensions=no_dimensions(context.spec))
 
     def feed() -> TextFeed:
         both = list(zip(plan.buckets, loaded, strict=True))
