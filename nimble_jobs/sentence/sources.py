@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,7 +16,7 @@ _MOST_BYTES = 4 << 20  # of a file with settings
 
 def is_folder(folder: Path) -> bool:
     """Whether the folder says how sentence-transformers built its model."""
-    return (folder / MODULES).is_file()
+    return os.path.isfile(folder / MODULES)  # noqa: PTH113  # says no of a folder that may not be read
 
 
 def transformer_folder(folder: Path) -> Path:
@@ -23,7 +24,7 @@ def transformer_folder(folder: Path) -> Path:
 
     Raises ModelError if modules.json is malformed.
     """
-    if (folder / "config.json").exists() or not is_folder(folder):
+    if os.path.exists(folder / "config.json") or not is_folder(folder):  # noqa: PTH110  # the same
         return folder
     first = modules_of(folder)[0]
     return inside(folder, first["path"], folder / MODULES)

@@ -328,3 +328,20 @@ def test_reading_a_folder_needs_no_torch() -> None:
     """Specs are checked with it."""
     code = "import sys, nimble_jobs.sentence; sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_folder_that_may_not_be_searched(tmp_path: Path) -> None:
+    """It is taken for one of transformers, whose files are then missed by name."""
+    closed = tmp_path / "closed"
+    (closed / "model").mkdir(parents=True)
+    (closed / "model" / "modules.json").write_text("[]")
+    user = os.geteuid()
+    closed.chmod(0)
+    try:
+        if user == 0:  # the superuser may search everything
+            os.seteuid(65_534)
+        assert not is_folder(closed / "model")
+        assert transformer_folder(closed / "model") == closed / "model"
+    finally:
+        os.seteuid(user)
+        closed.chmod(0o700)
