@@ -47,6 +47,7 @@ class Shaped:
     request: StepRequest
     parts: Mapping[str, str]  # of its key
     tokens: int  # of the bucket
+    batches: int  # of this shape in the whole training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,12 +64,14 @@ class Setup:
     further: tuple[Shaped, ...] = ()  # batches of other shapes, over the same weights and optimizer state
     names: tuple[str, ...] = ()  # of the classes of texts
     tokens: int | None = None  # of the request's bucket
+    batches: int = 0  # of texts in this bucket, in the whole training
 
     @property
     def each(self) -> tuple[Setup, ...]:
         """The same for each shape, as if it were the only one."""
         others = [
-            replace(self, request=one.request, parts=one.parts, tokens=one.tokens, further=()) for one in self.further
+            replace(self, request=one.request, parts=one.parts, tokens=one.tokens, batches=one.batches, further=())
+            for one in self.further
         ]
         return (replace(self, further=()), *others)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from nimble_jobs.planner.keys.step import code_parts, step_parts
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.planner.step.request import Shared, StepRequest
 from nimble_jobs.spec import JobSpec
-from nimble_jobs.spec.text import TOKENS_PER_BATCH
+from nimble_jobs.spec.text import TOKENS_PER_BATCH, TextSpec
 from nimble_jobs.workloads.text.setup import TextSetup, set_up
 from nimble_jobs.workloads.training.batches.bucketed import Bucket, TextEpochs
 from nimble_jobs.workloads.training.batches.lots import HELD_OUT, TRAINED_ON
@@ -32,7 +33,9 @@ from nimble_jobs.workloads.training.step.losses import loss_name, make_loss
 from nimble_jobs.workloads.training.step.setup import Setup, Shaped, begins_with, freeze, in_training, recipe
 
 _MOST_CLASSES = 10_000
-_MOST_BUCKETS, _PRICE = 16, 0.005  # as `buckets.choose` takes them: a step takes longer to build than a forward pass
+# As `buckets.choose` takes them, for a long training: a step takes longer to build than a forward pass.
+_MOST_BUCKETS, _PRICE = 16, 0.005
+_LOAD_STEPS = 8.0  # loading and checking one bucket's stored step takes about as long as so many steps in eager
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +61,12 @@ class TrainTexts:
         if held is not None and held_out is not None:
             _check_labels(held, held_out, len(names))
         both = [tokens] if held is None else [tokens, held]
-        epochs = TextEpochs.of(spec, tokens, held, buckets_of(spec, both, texts))
-        return cls(epochs=epochs, names=names, decides=texts.to_json(), cut=sum(each.cut for each in both))
+        buckets = buckets_of(spec, both, texts)
+        epochs = TextEpochs.of(spec, tokens, held, buckets)
+        decides = texts.to_json()
+        if texts.spec.buckets == "auto":  # a checkpoint counts batches, which other buckets would divide otherwise
+            decides["buckets"] = [bucket.tokens for bucket in buckets]
+        return cls(epochs=epochs, names=names, decides=decides, cut=sum(each.cut for each in both))
 
 
 def _names(tokens: TokenSet, reader: Reader) -> tuple[str, ...]:
@@ -88,7 +95,7 @@ def _check_labels(held_out: TokenSet, reader: Reader, classes: int) -> None:
 
 
 def buckets_of(spec: JobSpec, found: Sequence[TokenSet], texts: TextSetup) -> tuple[Bucket, ...]:
-    """The buckets for the texts of a training and of its validations.
+    """The buckets for the texts of a training, the first of `found`, and of its validations.
 
     A batch has `input.batch_size` records, or fewer in buckets where these would be more than `tokens_per_batch`.
     """
@@ -98,7 +105,7 @@ def buckets_of(spec: JobSpec, found: Sequence[TokenSet], texts: TextSetup) -> tu
         for length, count in tokens.histogram.items():
             histogram[length] = histogram.get(length, 0) + count
     if text.buckets == "auto":
-        chosen = lengths.choose(histogram, limit=texts.limit, price=_PRICE, most=_MOST_BUCKETS)
+        chosen = lengths.choose(histogram, limit=texts.limit, price=_price(spec, found[0], text), most=_MOST_BUCKETS)
     else:
         kept = [length for length in text.buckets if length < texts.limit]
         chosen = (*kept, texts.limit)  # the last one holds every text
@@ -110,6 +117,14 @@ def buckets_of(spec: JobSpec, found: Sequence[TokenSet], texts: TextSetup) -> tu
         )
         for length in chosen
     )
+
+
+def _price(spec: JobSpec, tokens: TokenSet, text: TextSpec) -> float:
+    """What a bucket costs, as a share of all tokens: at least as much as `_LOAD_STEPS` of the training's steps."""
+    assert spec.train is not None
+    full = int(tokens.lengths.sum()) / (text.tokens_per_batch or TOKENS_PER_BATCH)
+    batches = spec.train.epochs * max(len(tokens) / spec.input.batch_size, full)
+    return max(_PRICE, _LOAD_STEPS / batches)
 
 
 def prepare(spec: JobSpec, read: TrainTexts, device: torch.device, allowed_python: Sequence[Path]) -> Setup:
@@ -138,6 +153,7 @@ def prepare(spec: JobSpec, read: TrainTexts, device: torch.device, allowed_pytho
         further=tuple(shapes[1:]),
         names=read.names,
         tokens=shapes[0].tokens,
+        batches=shapes[0].batches,
     )
     setup.check_code()
     return setup
@@ -154,7 +170,9 @@ def _shapes(
     train, tokens, shared = spec.train, epochs.tokens, Shared()
     assert train is not None
     largest: dict[int, np.ndarray] = {}  # of each bucket, the records of its largest batch
-    for group in epochs.groups(1):
+    groups = epochs.groups(1)
+    batches = Counter(group.bucket for group in groups)  # the same in every epoch
+    for group in groups:
         if len(group.records) > len(largest.get(group.bucket, ())):
             largest[group.bucket] = group.records
     options = replace(options_of(spec.schedule), layout="given")  # weights of several schedules lie in one layout
@@ -180,5 +198,6 @@ def _shapes(
         )
         parts = step_parts(code, train, spec.schedule, x, y, device)
         parts |= {"schedule.layout": "given"} | {PART + path: said for path, said in bucket.layout.words.items()}
-        found.append(Shaped(request=request, parts=parts, tokens=bucket.tokens))
+        total = train.epochs * batches[place]
+        found.append(Shaped(request=request, parts=parts, tokens=bucket.tokens, batches=total))
     return found
