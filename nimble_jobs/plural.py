@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 _IRREGULAR = {
     "entry": "entries",
+    "batch": "batches",
     "is": "are",
     "was": "were",
     "its": "their",

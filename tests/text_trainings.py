@@ -52,6 +52,7 @@ def spec_of(folder: Path, *, output: str = "out/net", **changes: Any) -> specs.J
             "batch_size": 8,
             "text": {"max_length": 32, "buckets": [16, 32]},
         },
+        "schedule": {"progressive": False},  # so short a training pays for no build
         "output": {"path": str(folder / output), "if_exists": "replace"},
         "train": {
             "epochs": 2,

@@ -288,16 +288,17 @@ def _schedule(job: Job) -> list[tuple[str, str]]:
     if rest.get("key"):
         rest["key"] = str(rest["key"])[:16]  # enough for `cache show`
     noun = "text" if job_view.unit(job) == "request" else "record"
-    buckets = [(f"{bucket['length']:,} tokens", _bucket(bucket, noun)) for bucket in job.schedule.get("buckets", ())]
-    return lines + job_view.first_run(job) + figures.flat(rest) + buckets
+    told, buckets = job.schedule.get("fallback"), job.schedule.get("buckets", ())
+    each = [(f"{bucket['length']:,} tokens", _bucket(bucket, noun, told)) for bucket in buckets]
+    return lines + job_view.first_run(job) + figures.flat(rest) + each
 
 
-def _bucket(bucket: dict[str, Any], noun: str) -> str:
-    """The texts of one length, and what ran them."""
+def _bucket(bucket: dict[str, Any], noun: str, told: str | None) -> str:
+    """The texts of one length, and what ran them. `told`: a reason to run in eager that the panel names already."""
     ran = "eager PyTorch" if bucket["runs"] == "eager" else f"its schedule, a {bucket['hit']} hit"
     if bucket["runs"] != "eager" and bucket["hit"] == "miss":
         ran = "its schedule, built now"
-    why = f": {bucket['fallback']}" if bucket["fallback"] else ""
+    why = f": {bucket['fallback']}" if bucket["fallback"] and bucket["fallback"] != told else ""
     if bucket.get("spared"):
         why = f": {bucket['spared']}"
     # Counted in records, and texts of requests. A training takes all of them in every epoch.

@@ -265,10 +265,12 @@ class Schedules:
         query = select(ScheduleRow).order_by(ScheduleRow.created_at, ScheduleRow.key)
         return self._db.read(lambda session: [entry_record(row) for row in session.scalars(query)])
 
-    def builds(self, device: str, *, newest: int = 50) -> tuple[BuildFacts, ...]:
-        """Costs and speeds of builds for forward passes on a device (its name), the newest first."""
+    def builds(self, device: str, *, mode: str = "inference", newest: int = 50) -> tuple[BuildFacts, ...]:
+        """Costs and speeds of builds on a device (its name), the newest first: for forward passes, or with the mode
+        `training` for training steps.
+        """
         row = ScheduleRow
-        query = select(row).where(row.device == device, row.mode == "inference", row.build_s > 0)
+        query = select(row).where(row.device == device, row.mode == mode, row.build_s > 0)
         query = query.where(row.state == ScheduleState.READY.value).order_by(row.created_at.desc()).limit(newest)
         names = ("model", "dtype", "input", "build_s", "eager_us", "quick_us", "replay_us", "runs")
         return self._db.read(

@@ -199,7 +199,9 @@ def first_run(job: Job) -> list[tuple[str, str]]:
 def schedule_state(job: Job) -> str:
     """How the job got its schedule, in words; empty before it is known."""
     if fallback(job):
-        return "eager"
+        buckets = job.schedule.get("buckets", ())
+        in_eager = sum(bucket["runs"] == "eager" for bucket in buckets)
+        return "eager" if in_eager == len(buckets) else f"eager in {in_eager} of {count(len(buckets), 'bucket')}"
     begun = _BEGUN.get(str(job.schedule.get("progress")))
     if begun is not None and job.schedule.get("first_run"):
         return begun

@@ -52,3 +52,19 @@ def test_built_ahead_explained_and_found(capsys: pytest.CaptureFixture[str], tmp
     assert "buckets.16 tokens: 8 in a batch, stored hit" in cli("explain", path).out
     assert cli("run", path).code == 0
     assert "schedule.32 tokens: 8 in a batch, its schedule, a stored hit" in cli("show", "animals").out
+
+
+@pytest.mark.timeout(300)
+def test_a_reason_of_all_buckets_is_told_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A training too short for any build names the reason once in its schedule, and once among its events."""
+    lay_out(tmp_path)
+    path, cli = tmp_path / "job.yaml", Cli(tmp_path / "home", capsys)
+    path.write_text(SPEC)
+    assert cli("run", path).code == 0
+    shown = cli("show", "animals").out.splitlines()
+    told = [line.partition(": ")[0] for line in shown if "building would not pay" in line]
+    assert len(told) == 2
+    assert told[0] == "schedule.fallback"
+    assert told[1].startswith("events.")
+    assert "schedule.state: eager" in shown
+    assert sum("8 in a batch, eager PyTorch" in line for line in shown) == 2

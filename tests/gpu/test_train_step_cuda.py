@@ -14,6 +14,7 @@ from torch import nn
 
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.keys.options import BuildOptions
+from nimble_jobs.planner.lookup.obtain import by_spec
 from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.planner.step import live as step_live
 from nimble_jobs.planner.step.build import EagerStep, OptimizerRecipe, StepRequest, TrainingStep, prepare_step
@@ -326,7 +327,12 @@ def test_a_large_network_on_streams_with_inductor(device: torch.device) -> None:
 
 def stored(request: StepRequest, store: Store, device: torch.device, *, on_miss: str) -> PreparedStep:
     return prepare_stored_step(
-        request, {"case": "branches"}, device=device, store=store, on_miss=on_miss, check_code=lambda: None
+        request,
+        {"case": "branches"},
+        device=device,
+        store=store,
+        on_miss=by_spec(on_miss),
+        check_code=lambda: None,
     )
 
 

@@ -68,7 +68,7 @@ def test_a_checkpoint_goes_with_its_buckets(folder: Path) -> None:
     again = Attempt(spec_of(folder, **changes), number=2, stop=lambda asked: Stop.DRAIN if asked >= 2 else Stop.GO)
     again.run()
     assert again.said("resumed"), "the same buckets are chosen again"
-    with mock.patch.object(texts, "_LOAD_STEPS", 0.0):
+    with mock.patch.object(texts, "_BUCKET_STEPS", 0.0):
         other = Attempt(spec_of(folder, **changes), number=3)
         other.run()
     assert other.said("resumed") == []

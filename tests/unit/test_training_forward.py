@@ -15,6 +15,7 @@ from nimble_jobs.errors import CheckFailed, DeviceFault, JobFailed
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.step import forward_parts
+from nimble_jobs.planner.lookup.obtain import by_spec
 from nimble_jobs.planner.step import validation as forward_prepare
 from nimble_jobs.planner.step.validation import PreparedForward, prepare_forward
 from nimble_jobs.store import ScheduleState, Store, open_store
@@ -43,7 +44,7 @@ def captured(forward: Forward, x: torch.Tensor, store: Store, *, on_miss: str = 
             forward_parts(STEP, x, "given"),
             options=BuildOptions(layout="given", tolerance=0.05),
             store=store,
-            on_miss=on_miss,
+            on_miss=by_spec(on_miss, "for validations, "),
         ),
     )
 

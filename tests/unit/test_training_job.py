@@ -519,9 +519,11 @@ def test_tensorboard(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", [Stop.CANCEL, Stop.DRAIN])
 def test_stopped_while_its_step_is_searched(folder: Path, how: Stop) -> None:
-    """A job that is told to stop while it builds stops before the next candidate; nothing was trained."""
+    """A job that is told to stop while it builds stops before the next candidate, and says so; nothing was trained."""
     attempt = Attempt(spec_of(folder, output=f"searched-{how}/net"), stop=lambda _: how)
     assert attempt.run().stop is how
     assert attempt.asked == 0
-    assert attempt.said("fallback") == attempt.said("stopped") == []
+    assert attempt.said("fallback") == []
+    (said,) = attempt.said("stopped")
+    assert said.endswith(" s of building the training step")
     assert not (folder / f"searched-{how}/net").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +17,7 @@ from nimble_jobs.job import Hit
 from nimble_jobs.planner.forward.restore import recording_of, source_of
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import check_seed, program_key
-from nimble_jobs.planner.lookup.obtain import Waiting, by_spec, obtain, touch, use_stored
+from nimble_jobs.planner.lookup.obtain import Fresh, OnMiss, Waiting, obtain, touch, use_stored
 from nimble_jobs.planner.lookup.stored import Material, Miss, Refused, Taken, read_stored
 from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.sources.source import Source
@@ -45,26 +46,31 @@ def prepare_stored_step(
     *,
     device: torch.device,
     store: Store,
-    on_miss: str,
+    on_miss: OnMiss,
     check_code: Callable[[], None],
     report: Report = lambda **_: None,
     waiting: Waiting = lambda _: None,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> PreparedStep:
     """The step whose key has these parts, from the store, or built and stored now.
 
     With `request.only` nothing but that source will do: the same bits, if the stored schedule is the same. What is
     damaged, or fails its check, is quarantined and built again. Before a new schedule is stored, `check_code` raises
-    if the code is not what the key says. On a miss `on_miss` decides, as for scoring. Raises JobFailed, OutOfMemory,
-    DeviceFault, StoreError, and what `waiting` raises.
+    if the code is not what the key says. On a miss `on_miss` decides. A build runs inside `around`. Raises OutOfMemory,
+    DeviceFault, StoreError, and what the functions given raise.
     """
     key = program_key(parts, Role.UPDATE)
+
+    def build() -> Fresh[TrainingStep]:
+        with around():
+            return build_step(request, device=device, parts=parts, report=report)
 
     found = obtain(
         key,
         lambda: _take(request, parts, device, store, report),
-        lambda: build_step(request, device=device, parts=parts, report=report),
+        build,
         store=store,
-        on_miss=by_spec(on_miss),
+        on_miss=on_miss,
         check_code=check_code,
         waiting=waiting,
     )

@@ -28,6 +28,7 @@ class SeveralSteps:
         if len(self._by_width) < len(self.steps):
             raise EngineError("two training steps take records of the same size")
         self._last = self._updated = first = self.steps[0]
+        self.replays = 0  # updates so far that a schedule made
         self.schedule: Schedule | None = first.schedule
         self.schedules: Mapping[Role, Schedule] = first.schedules
         # Why some of the batches run in eager.
@@ -62,6 +63,7 @@ class SeveralSteps:
         self._last = step
         if last_of_accumulation:
             self._updated = step
+            self.replays += step.schedule is not None and step.schedule.runs == "schedule"
 
     def weigh(self, share: float) -> None:
         for step in self.steps:

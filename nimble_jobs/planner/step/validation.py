@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from nimble_jobs.planner.forward.restore import Restored, check_loaded, restore
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.step import seed_of
-from nimble_jobs.planner.lookup.obtain import Fresh, Waiting, by_spec, obtain, use_stored
+from nimble_jobs.planner.lookup.obtain import Fresh, OnMiss, Waiting, obtain, use_stored
 from nimble_jobs.planner.lookup.stored import Material, Miss, Refused, Taken, read_stored
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.schedule import Schedule
@@ -44,16 +45,17 @@ def prepare_forward(
     *,
     options: BuildOptions,
     store: Store,
-    on_miss: str,
+    on_miss: OnMiss,
     check_code: Callable[[], None] = lambda: None,
     told: Callable[[str], None] = lambda _: None,
     waiting: Waiting = lambda _: None,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> PreparedForward:
     """The schedule whose key has these parts, captured over the live weights of `module`, which is in evaluation mode.
 
     Weights stay where they lie. What is damaged, or fails its check, is quarantined and built again. On a miss
-    `on_miss` decides, as for scoring. Before a new schedule is stored, `check_code` raises if the code is not what
-    the key says. Raises JobFailed, EngineError, OutOfMemory, StoreError, and what `told` and `waiting` raise.
+    `on_miss` decides. Before a new schedule is stored, `check_code` raises if the code is not what the key says. A
+    build runs inside `around`. Raises EngineError, OutOfMemory, StoreError, and what the functions given raise.
     """
     key, keep_integers = schedule_key(parts), packed_in(module) is None  # bytes of rows in another order say nothing
 
@@ -64,7 +66,8 @@ def prepare_forward(
         return use_stored({key: stored.value}, lambda: _restored(module, x, stored.value, keep_integers), store)
 
     def build() -> Fresh[Built | Restored]:
-        built = build_best(module, {"x": x}, key, options, x.device, keep_integers=keep_integers, told=told)
+        with around():
+            built = build_best(module, {"x": x}, key, options, x.device, keep_integers=keep_integers, told=told)
         return fresh(built, parts, built)
 
     found = obtain(
@@ -72,7 +75,7 @@ def prepare_forward(
         take,
         build,
         store=store,
-        on_miss=by_spec(on_miss, "for validations, "),
+        on_miss=on_miss,
         check_code=check_code,
         waiting=waiting,
     )

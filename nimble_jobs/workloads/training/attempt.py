@@ -18,6 +18,7 @@ from nimble_jobs.planner.keys.step import kernels_digest
 from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.planner.step.build import EagerStep, TrainingStep
 from nimble_jobs.planner.step.prepare import PreparedStep
+from nimble_jobs.planner.step.several import SeveralSteps
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.bad_records import BadRecords
@@ -34,8 +35,10 @@ from nimble_jobs.workloads.training.keep.state import Progress
 from nimble_jobs.workloads.training.loop import Loop, Plan, Stages
 from nimble_jobs.workloads.training.ranks.gang import Gang
 from nimble_jobs.workloads.training.session import Reading
-from nimble_jobs.workloads.training.step import prepare, setup, texts
+from nimble_jobs.workloads.training.step import prepare, setup, telling, texts
+from nimble_jobs.workloads.training.step.building import Building
 from nimble_jobs.workloads.training.step.losses import make_loss
+from nimble_jobs.workloads.training.step.paying import Paying
 from nimble_jobs.workloads.training.step.prepare import Means
 from nimble_jobs.workloads.training.step.setup import Setup
 from nimble_jobs.workloads.training.step.texts import TrainTexts
@@ -87,8 +90,8 @@ def prepared(
     if varying:
         text = f"{', '.join(varying)} can give different bits in each run on this device; a resumed training may differ"
         context.event("not-repeatable", text, {"operators": list(varying)})
-    load_s = time.perf_counter() - reading.began
-    means = _means(context, on_miss)
+    building = Building(context.event)
+    means = _means(context, on_miss, building, _paying(reading, ready, on_miss))
     with ExitStack() as stack:
         with rehearsing() if team is not None else nullcontext():
             steps = prepare.prepare_steps(ready, means, began_with=kinds_of(ready.request.options))
@@ -108,10 +111,9 @@ def prepared(
             summary["ranks"] = gang.count
         if reading.data.held_out is not None:
             summary["validation"] = "schedule" if forward.replays else "eager"
-        build_s = time.perf_counter() - reading.began - load_s
-        for each, one in zip(ready.each, steps, strict=True):
-            built_s = build_s / len(steps)
-            prepare.tell_step(one, context.event, tokens=each.tokens, load_s=load_s, build_s=built_s)
+        build_s = building.seconds
+        load_s = time.perf_counter() - reading.began - build_s
+        telling.tell_steps(ready.each, steps, context.event, load_s=load_s, build_s=build_s)
         yield Ready(
             setup=ready,
             step=prepare.as_one(steps),
@@ -188,11 +190,18 @@ def train(
         "load_s": ready.load_s,
         "build_s": ready.build_s,
         "run_s": run_s,
-        "replays": steps if ready.summary["runs"] == "schedule" else 0,
+        "replays": _replays(ready, steps),
         "steps_per_s": steps / run_s,
         "records_per_s": int(journal.steps.column("records")[earlier:].sum()) / run_s,
         **batches.meters.summary(),
     }
+
+
+def _replays(ready: Ready, steps: int) -> int:
+    """How many of these steps replayed a schedule."""
+    if isinstance(ready.step, SeveralSteps):
+        return ready.step.replays
+    return steps if ready.summary["runs"] == "schedule" else 0
 
 
 class _Held:
@@ -244,17 +253,22 @@ def _replay_validations(
     context: JobContext,
 ) -> list[Schedule]:
     """Capture what validations replay; the schedules of all that are replayed. Raises as `replay_validations`."""
-    schedules = []
+    made = []
     for each, one in zip(ready.each, steps, strict=True):
         mine = forward.by_width[each.request.x.shape[-1]] if isinstance(forward, SeveralForwards) else forward
-        found = prepare.replay_validations(mine, each, one.step, means)
-        prepare.tell_validation(found, context.event)
-        if mine.replays and found.schedule is not None:
-            schedules.append(found.schedule)
-    return schedules
+        made.append(prepare.replay_validations(mine, each, one.step, means))
+    telling.tell_validations(ready.each, made, context.event)
+    return [found.schedule for found in made if found.instance is not None and found.schedule is not None]
 
 
-def _means(context: JobContext, on_miss: str) -> Means:
+def _paying(reading: Reading, ready: Setup, on_miss: str) -> Paying | None:
+    """What decides which buckets of texts are worth a build; None if the spec has decided, or there are no texts."""
+    if reading.texts is None or on_miss != "build" or reading.spec.schedule.progressive is False:
+        return None
+    return Paying(ready, reading.context.store)
+
+
+def _means(context: JobContext, on_miss: str, building: Building, paying: Paying | None) -> Means:
     report = unless_stopped(context)
     return Means(
         store=context.store,
@@ -262,6 +276,8 @@ def _means(context: JobContext, on_miss: str) -> Means:
         report=report,
         trying=lambda _: report(phase="build"),
         waiting=waiting(context),
+        around=building,
+        paying=paying,
     )
 
 

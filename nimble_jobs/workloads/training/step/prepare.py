@@ -1,9 +1,11 @@
-"""The schedules of a training: taken from the store or built now, and what the job says of them."""
+"""The schedules of a training: taken from the store or built now."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,15 +16,14 @@ from nimble_jobs.job import Hit
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import forward_parts, program_key
-from nimble_jobs.planner.lookup.obtain import Waiting
-from nimble_jobs.planner.search.contest import faster_in_eager
+from nimble_jobs.planner.lookup.obtain import Waiting, by_spec
 from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.planner.step.build import EagerStep, TrainingStep, step_tolerance
 from nimble_jobs.planner.step.prepare import PreparedStep, eager_by_choice, prepare_stored_step
 from nimble_jobs.planner.step.several import SeveralSteps
 from nimble_jobs.planner.step.validation import PreparedForward, prepare_forward
 from nimble_jobs.store import Store
-from nimble_jobs.workloads.context import Event
+from nimble_jobs.workloads.training.step.paying import Paying
 from nimble_jobs.workloads.training.step.setup import Setup
 from nimble_jobs.workloads.training.step.validation import Forward
 
@@ -36,6 +37,8 @@ class Means:
     report: Callable[..., None]  # report(phase=...) of a step
     trying: Callable[[str], None]  # each candidate for validations
     waiting: Waiting
+    around: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()  # each build, which it is told
+    paying: Paying | None = None  # decides on misses of a new training; None: `on_miss` does
 
 
 def prepare_step(setup: Setup, means: Means, *, began_with: Source | Literal["eager"] | None = None) -> PreparedStep:
@@ -48,17 +51,21 @@ def prepare_step(setup: Setup, means: Means, *, began_with: Source | Literal["ea
         by_choice = eager_by_choice(request, setup.parts, device=device, store=means.store)
         if by_choice is not None:
             return by_choice
+        if means.paying is not None:
+            means.paying.keep_in_eager(setup)
         step = EagerStep(request, device, fallback="the training began in eager and stays exact")
         return PreparedStep(step=step, key=program_key(setup.parts, Role.UPDATE), hit=Hit.MISS)
+    paying = means.paying if began_with is None else None
     return prepare_stored_step(
         replace(request, only=began_with),
         setup.parts,
         device=device,
         store=means.store,
-        on_miss=means.on_miss,
+        on_miss=paying.answer(setup) if paying is not None else by_spec(means.on_miss),
         check_code=setup.check_code,
         report=means.report,
         waiting=means.waiting,
+        around=partial(means.around, "the training step" + _texts(setup)),
     )
 
 
@@ -72,6 +79,8 @@ def prepare_steps(
         with keeping_compilers():
             for each, kind in zip(setup.each, kinds, strict=False):
                 made.append(prepare_step(each, means, began_with=kind))
+        if means.paying is not None:
+            means.paying.settle(made)
     except BaseException:
         for prepared in made:
             prepared.step.close()
@@ -90,10 +99,10 @@ def replay_validations(forward: Forward, setup: Setup, step: TrainingStep, means
     Raises DeviceFault, and any error of `prepare_forward` that is not an EngineError.
     """
     request = setup.request
-    replays = step.schedule is not None and step.schedule.runs == "schedule"
-    layout = step.schedule.layout if step.schedule is not None and replays else "given"
+    layout = step.schedule.layout if step.schedule is not None and _replays(step) else "given"
     tolerance = step_tolerance(request, setup.device)
     parts = forward_parts(setup.parts, request.x, layout)
+    on_miss = means.paying.validation(setup) if means.paying is not None else None
     prepared = forward.capture(
         request.x,
         lambda module: prepare_forward(
@@ -102,10 +111,11 @@ def replay_validations(forward: Forward, setup: Setup, step: TrainingStep, means
             parts,
             options=replace(request.options, layout="given", tolerance=tolerance),
             store=means.store,
-            on_miss=means.on_miss,
+            on_miss=on_miss or by_spec(means.on_miss, "for validations, "),
             check_code=setup.check_code,
             told=means.trying,
             waiting=means.waiting,
+            around=partial(means.around, "the forward pass of validations" + _texts(setup)),
         ),
     )
     if isinstance(prepared, PreparedForward):
@@ -113,34 +123,13 @@ def replay_validations(forward: Forward, setup: Setup, step: TrainingStep, means
     return PreparedForward(key=schedule_key(parts), input=parts["input"], hit=Hit.MISS, failure=prepared)
 
 
-def tell_step(prepared: PreparedStep, event: Event, *, tokens: int | None, load_s: float, build_s: float) -> None:
-    """Record on the job where its schedule came from, or why it has none. `tokens`: of the bucket; None: no texts."""
-    key, fallback = prepared.key, prepared.step.fallback
-    bucket = f"up to {tokens} tokens: " if tokens is not None else ""
-    if fallback is not None:
-        event("fallback", f"{bucket}runs in eager: {fallback}", {"key": key})
-        return
-    took = f"loading took {load_s:.3f} s" + (f", building {build_s:.3f} s" if prepared.hit is Hit.MISS else "")
-    said = f"{bucket}{_hit(prepared)}: {took}{faster_in_eager(prepared.step.schedule)}"
-    event("schedule", said, {"key": key, "hit": prepared.hit.value})
-
-
-def tell_validation(prepared: PreparedForward, event: Event) -> None:
-    """Record on the job where the schedule of its validations came from, or why there is none."""
-    data = {"key": prepared.key, "hit": prepared.hit.value}
-    if prepared.failure is not None:
-        event("fallback", f"validation runs in eager: {prepared.failure}", {"key": prepared.key})
-    elif prepared.instance is None:
-        event("schedule", "validation: eager is faster here", data)
-    else:
-        event("schedule", f"validation: {_hit(prepared)}", data)
-
-
 def summary_of_all(setup: Setup, prepared: Sequence[PreparedStep], device: torch.device) -> dict[str, Any]:
-    """What `show` prints of the schedules for batches of all shapes: the first one's, and a line for each bucket."""
-    found = summary(prepared[0], device)
+    """What `show` prints of the schedules for batches of all shapes: that of the first one that is replayed, and a
+    line for each bucket.
+    """
     if not setup.names:
-        return found
+        return summary(prepared[0], device)
+    found = summary(next((one for one in prepared if _replays(one.step)), prepared[0]), device)
     buckets = []
     for each, one in zip(setup.each, prepared, strict=True):
         schedule = one.step.schedule
@@ -178,6 +167,10 @@ def summary(prepared: PreparedStep, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _hit(prepared: PreparedStep | PreparedForward) -> str:
-    reason = f" ({prepared.miss_reason})" if prepared.miss_reason else ""
-    return f"{prepared.hit.value} {prepared.key[:12]}{reason}"
+def _replays(step: TrainingStep) -> bool:
+    return step.schedule is not None and step.schedule.runs == "schedule"
+
+
+def _texts(setup: Setup) -> str:
+    """Which texts are meant, as the end of a sentence about a step; empty if there is one shape only."""
+    return "" if setup.tokens is None else f" for texts of up to {setup.tokens} tokens"

@@ -35,7 +35,9 @@ from nimble_jobs.workloads.training.step.setup import Setup, Shaped, begins_with
 _MOST_CLASSES = 10_000
 # As `buckets.choose` takes them, for a long training: a step takes longer to build than a forward pass.
 _MOST_BUCKETS, _PRICE = 16, 0.005
-_LOAD_STEPS = 8.0  # loading and checking one bucket's stored step takes about as long as so many steps in eager
+# A bucket costs so many steps at least. In eager it costs none; to load and check its stored step takes about as long
+# as 27 of MiniLM's on two cores (text.md), and to build one far longer, but what does not pay is not built.
+_BUCKET_STEPS = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +122,11 @@ def buckets_of(spec: JobSpec, found: Sequence[TokenSet], texts: TextSetup) -> tu
 
 
 def _price(spec: JobSpec, tokens: TokenSet, text: TextSpec) -> float:
-    """What a bucket costs, as a share of all tokens: at least as much as `_LOAD_STEPS` of the training's steps."""
+    """What a bucket costs, as a share of all tokens: at least as much as `_BUCKET_STEPS` of the training's steps."""
     assert spec.train is not None
     full = int(tokens.lengths.sum()) / (text.tokens_per_batch or TOKENS_PER_BATCH)
     batches = spec.train.epochs * max(len(tokens) / spec.input.batch_size, full)
-    return max(_PRICE, _LOAD_STEPS / batches)
+    return max(_PRICE, _BUCKET_STEPS / batches)
 
 
 def prepare(spec: JobSpec, read: TrainTexts, device: torch.device, allowed_python: Sequence[Path]) -> Setup:

@@ -1,0 +1,193 @@
+"""Which buckets of a training are built: only those that pay. And what a training says of its builds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from nimble_jobs.errors import JobFailed
+from nimble_jobs.planner.step.worth import StepCosts, expected
+from nimble_jobs.store.schedules import BuildFacts
+from nimble_jobs.views.jobs import schedule_state
+from nimble_jobs.workloads import Stop
+from nimble_jobs.workloads.training.step import paying, validation
+from tests.text_trainings import lay_out, spec_of
+from tests.trainings import Attempt, digests
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+AUTO: dict[str, Any] = {"schedule": {}}
+SHORTER, LONGER = 4, 8  # batches of the two buckets in two epochs
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("paying")
+    lay_out(found)
+    return found
+
+
+@contextmanager
+def pays_from(batches: float) -> Iterator[mock.Mock]:
+    """Inside, a build of any step pays from so many batches on."""
+    costs = StepCosts(build_s=0.0, build_steps=batches / 2, ratio=0.5, source="a guess")
+    with mock.patch.object(paying, "expected", return_value=costs) as asked:
+        yield asked
+
+
+def facts(**changes: Any) -> BuildFacts:
+    given: dict[str, Any] = {"model": "m", "dtype": "fp32", "input": "x", "build_s": 4.0, "quick_us": None}
+    return BuildFacts(**{**given, "eager_us": 1e5, "replay_us": 5e4, "runs": "schedule", **changes})
+
+
+# ---- the estimate
+
+
+def test_a_build_must_save_more_than_it_takes() -> None:
+    """Quick steps need more batches than slow ones, for what a build takes whatever the step; never fewer than any."""
+    costs = StepCosts(build_s=10.0, build_steps=50.0, ratio=0.75, source="")
+    assert costs.batches() == 200
+    assert costs.batches(1.0) == 240
+    assert costs.batches(0.01) == 4200
+    assert StepCosts(build_s=1.0, build_steps=1.0, ratio=1.0, source="").batches() == math.inf
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_builds_of_the_same_model_count_alone(on_gpu: bool) -> None:
+    """Where eager won, a schedule saves nothing. Two programs take twice the time of one's share."""
+    others = [facts(model="other", build_s=1000.0, replay_us=9e4)] * 3
+    own = expected([facts(), *others], model="m", on_gpu=on_gpu)
+    assert own.ratio == 0.5
+    assert own.build_s + own.build_steps * 0.1 == pytest.approx(4.0)
+    assert "1 earlier build of this model" in own.source
+    both = expected([facts()], model="m", on_gpu=on_gpu, programs=2)
+    assert both.build_s == pytest.approx(2 * own.build_s)
+    assert expected(others, model="m", on_gpu=on_gpu).ratio == pytest.approx(0.9)
+    assert expected([facts(runs="eager")], model="m", on_gpu=on_gpu).batches() == math.inf
+    assert "other machines" in expected([], model="m", on_gpu=on_gpu).source
+
+
+# ---- what a training does
+
+
+def test_a_short_training_builds_nothing_and_says_so_once(folder: Path) -> None:
+    """It gives the bytes of one that asks for eager: what is measured beforehand changes nothing."""
+    short = Attempt(spec_of(folder, output="short/net", **AUTO))
+    outcome = short.run()
+    (said,) = short.said("fallback")
+    assert said.startswith("2 of 2 buckets run in eager: building would not pay: 12 batches are too few")
+    assert said.endswith("nimble-jobs cache build SPEC builds ahead")
+    assert {bucket["fallback"] for bucket in outcome.schedule["buckets"]} == {outcome.schedule["fallback"]}
+    assert short.said("building") == []
+    assert outcome.timings["build_s"] == 0
+    eager = Attempt(spec_of(folder, output="eager/net", schedule={"on_miss": "eager"}))
+    eager.run()
+    (said,) = eager.said("fallback")
+    assert said.startswith("2 of 2 buckets run in eager: schedule.on_miss is eager")
+    costs = StepCosts(build_s=1e6, build_steps=0.0, ratio=0.5, source="a guess")
+    with mock.patch.object(paying, "expected", return_value=costs):  # steps must be measured to know
+        Attempt(spec_of(folder, output="measured/net", **AUTO)).run()
+    assert digests(folder / "short/net") == digests(folder / "eager/net") == digests(folder / "measured/net")
+
+
+def runs(attempt: Attempt) -> list[str]:
+    """What the steps of the longer and of the shorter bucket are."""
+    summary = next(report["schedule"] for report in attempt.reports if report.get("phase") == "run")
+    return [bucket["fallback"] or "schedule" for bucket in summary["buckets"]]
+
+
+@pytest.fixture(scope="module")
+def both(folder: Path) -> dict[str, str]:
+    """What an undisturbed training publishes of which one bucket pays and the other does not."""
+    undisturbed = Attempt(spec_of(folder, output="both/net", **AUTO))
+    with pays_from((SHORTER + LONGER) / 2):
+        undisturbed.run()
+    longer, shorter = runs(undisturbed)
+    assert (longer, shorter.partition(":")[0]) == ("schedule", "building would not pay")
+    return digests(folder / "both/net")
+
+
+@pytest.mark.parametrize("number", [2, 5, 8, 12])
+def test_a_resumed_training_keeps_to_what_was_decided(folder: Path, both: dict[str, str], number: int) -> None:
+    """The next attempt would build for the bucket in eager, too. It goes on as the first one did, bit for bit."""
+    home = folder / "homes" / "both"
+    with pays_from((SHORTER + LONGER) / 2):
+        spec = spec_of(folder, output=f"resumed-{number}/net", **AUTO)
+        stopped = Attempt(spec, stop=lambda asked: Stop.DRAIN if asked >= number else Stop.GO, home=home)
+        assert stopped.run().stop is Stop.DRAIN
+    with pays_from(0) as asked:
+        resumed = Attempt(spec, number=2, home=home)
+        resumed.run()
+        asked.assert_not_called()
+    assert runs(resumed) == ["schedule", "the training began in eager and stays exact"]
+    (said,) = resumed.said("resumed")
+    assert "not bit for bit" not in said
+    assert digests(spec.output.path) == both
+
+
+def test_stored_steps_are_loaded_whatever_a_build_costs(folder: Path) -> None:
+    """Loading is told once for all buckets, and is no building."""
+    home = folder / "homes" / "stored"
+    built = Attempt(spec_of(folder, output="built/net"), home=home)
+    first = built.run()
+    (said,) = built.said("schedule")
+    assert said.startswith("2 of 2 buckets: miss (no schedule is stored under this key): loading took ")
+    assert f", building {first.timings['build_s']:.3f} s" in said
+    assert built.said("building") == [
+        "builds the training step for texts of up to 32 tokens",
+        "builds the training step for texts of up to 16 tokens",
+    ]
+    with pays_from(math.inf):
+        again = Attempt(spec_of(folder, output="loaded/net", **AUTO), home=home)
+        second = again.run()
+    (said,) = again.said("schedule")
+    assert said.startswith("2 of 2 buckets: stored: loading took ")
+    assert "building" not in said
+    assert again.said("building") == []
+    assert second.timings["build_s"] == 0 < second.timings["load_s"]
+    assert first.timings["replays"] == second.timings["replays"] == SHORTER + LONGER
+
+
+def test_validations_of_buckets_in_eager_build_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where validations are replayed: only those of the bucket whose step is."""
+    monkeypatch.setattr(validation, "able", lambda _: SimpleNamespace(graphs=True))
+    with pays_from((SHORTER + LONGER) / 2):
+        attempt = Attempt(spec_of(folder, output="validated/net", **AUTO))
+        outcome = attempt.run()
+    assert attempt.said("building") == [
+        "builds the training step for texts of up to 32 tokens",
+        "builds the forward pass of validations for texts of up to 32 tokens",
+    ]
+    assert outcome.timings["replays"] == LONGER
+    assert outcome.schedule["runs"] == "schedule"
+    job: Any = SimpleNamespace(schedule=outcome.schedule)
+    assert schedule_state(job) == "eager in 1 of 2 buckets"
+    (said,) = (text for text in attempt.said("fallback") if text.startswith("validation"))
+    assert said == "validation of texts, up to 16 tokens, runs in eager: as its steps do, and none is stored"
+
+
+def test_on_miss_fail_still_fails(folder: Path) -> None:
+    """Nothing is decided where the spec has decided."""
+    with pytest.raises(JobFailed, match=r"schedule\.on_miss is fail"):
+        Attempt(spec_of(folder, output="fail/net", schedule={"on_miss": "fail"})).run()
+
+
+def test_a_training_that_is_cancelled_while_it_builds_says_what(folder: Path) -> None:
+    """While the second of two buckets is built."""
+    attempt: Attempt
+
+    def stop(_: int) -> Stop:
+        return Stop.CANCEL if len(attempt.said("building")) == 2 else Stop.GO
+
+    attempt = Attempt(spec_of(folder, output="cancelled/net"), stop=stop)
+    assert attempt.run().stop is Stop.CANCEL
+    (said,) = attempt.said("stopped")
+    assert said.startswith("after ")
+    assert said.endswith(" s of building the training step for texts of up to 16 tokens")
