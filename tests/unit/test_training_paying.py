@@ -132,6 +132,19 @@ def test_a_resumed_training_keeps_to_what_was_decided(folder: Path, both: dict[s
     assert digests(spec.output.path) == both
 
 
+def test_a_resumed_training_builds_again_what_it_began_with(folder: Path, tmp_path: Path) -> None:
+    """If its schedule is gone from the store, whether that pays is not asked."""
+    spec = spec_of(folder, output="gone/net", **AUTO)
+    with pays_from((SHORTER + LONGER) / 2):
+        Attempt(spec, stop=lambda asked: Stop.DRAIN if asked >= 5 else Stop.GO).run()
+    with pays_from(math.inf) as asked:
+        resumed = Attempt(spec, number=2, home=tmp_path / "home")
+        resumed.run()
+        asked.assert_not_called()
+    assert runs(resumed) == ["schedule", "the training began in eager and stays exact"]
+    assert resumed.said("building") == ["builds the training step for texts of up to 32 tokens"]
+
+
 def test_stored_steps_are_loaded_whatever_a_build_costs(folder: Path) -> None:
     """Loading is told once for all buckets, and is no building."""
     home = folder / "homes" / "stored"
@@ -171,6 +184,22 @@ def test_validations_of_buckets_in_eager_build_nothing(folder: Path, monkeypatch
     assert schedule_state(job) == "eager in 1 of 2 buckets"
     (said,) = (text for text in attempt.said("fallback") if text.startswith("validation"))
     assert said == "validation of texts, up to 16 tokens, runs in eager: as its steps do, and none is stored"
+
+
+def test_a_resumed_training_builds_no_validations_of_buckets_in_eager(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first attempt did not, whatever a build would cost now."""
+    monkeypatch.setattr(validation, "able", lambda _: SimpleNamespace(graphs=True))
+    spec = spec_of(folder, output="validated-later/net", **AUTO)
+    with pays_from((SHORTER + LONGER) / 2):
+        Attempt(spec, stop=lambda asked: Stop.DRAIN if asked >= 5 else Stop.GO).run()
+    with pays_from(0):
+        resumed = Attempt(spec, number=2)
+        resumed.run()
+    assert resumed.said("building") == []
+    (said,) = resumed.said("resumed")
+    assert "not bit for bit" not in said
 
 
 def test_on_miss_fail_still_fails(folder: Path) -> None:
