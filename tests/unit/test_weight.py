@@ -30,6 +30,7 @@ LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "nimble/interface.py:prepare": "each parameter is an option of the caller's, given by keyword",
     "planner/forward/build.py:build_best": "each parameter after the device is an option, given by keyword",
     "planner/forward/restore.py:check_loaded": "passes on what `verify.check` needs, by keyword",
+    "planner/step/prepare.py:prepare_stored_step": "each parameter after the key's parts is given by keyword",
     "planner/step/record.py:record_step": "each parameter after the device is given by keyword",
     "planner/step/validation.py:prepare_forward": "each parameter after the key's parts is given by keyword",
     "queue.py:submit_array": "each parameter is an option of a job, given by keyword",
