@@ -327,6 +327,32 @@ def test_schedules_of_all_buckets_are_found_again(
     assert embeddings[0].data_ptr() == embeddings[1].data_ptr()
 
 
+def test_a_bucket_whose_first_call_makes_what_it_reads_is_watched_too(
+    store: Store, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls of the shorter ones, which were checked before, leave no traces in the model."""
+    embeddings = pytest.importorskip("transformers.models.bert.modeling_bert").BertEmbeddings
+    plain = embeddings.forward
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        found: torch.Tensor = plain(self, *args, **kwargs)
+        if found.shape[1] <= 32:
+            return found
+        if getattr(self, "_further", None) is None:
+            self._further = torch.arange(64.0)[:, None] * 1e-3
+        return found + self._further[: found.shape[1]]
+
+    monkeypatch.setattr(embeddings, "forward", forward)
+    source = write_texts(tmp_path / "t.parquet", ["cat " * 25] * 400 + ["dog " * 8] * 150 + ["mat " * 55] * 20)
+    schedule = {"on_miss": "build", "progressive": False, "fuse": "off"}
+    for hit in ("miss", "stored"):
+        spec = text_spec(tmp_path, small, source, out=hit, schedule=schedule)
+        spec["input"]["text"] = {"buckets": [16, 32, 64]}
+        job = run(store, spec, real_station(store, "w", "cpu", None))
+        assert job.state is JobState.SUCCEEDED, job.error
+        assert [bucket["hit"] for bucket in job.schedule["buckets"]] == [hit] * 3
+
+
 def test_buckets_that_stay_in_eager_say_so_together(store: Store, tmp_path: Path, small: Path) -> None:
     """One event with their number and keys, not one for each."""
     source = write_texts(tmp_path / "t.parquet", sentences(60, 60))

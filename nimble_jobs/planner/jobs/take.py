@@ -94,15 +94,21 @@ def _capture(loaded: Loaded, material: Material) -> None:
 
     The schedule was built by observing this code. So if its program writes none of the module's tensors, only the calls
     that the check needs anyway are watched; if one leaves a trace, the module is observed as for a build. Siblings run
-    the same model, so only the first of them is watched.
+    the same model, so only the first of them is watched, and another one if it cannot be loaded without.
     """
     _keep_apart(loaded, material.schedule)
     program, siblings = material.schedule.program, loaded.siblings
     example = {"x": example_of(loaded.request, loaded.module, loaded.device)}
     if not names_written(program, program.state):
         if siblings is not None and siblings.steady is not None:
-            _restore(loaded, material, example, replace(siblings.steady, random=RandomStates(loaded.device)))
-            return
+            try:
+                _restore(loaded, material, example, replace(siblings.steady, random=RandomStates(loaded.device)))
+            except (OutOfMemory, DeviceFault):
+                raise
+            except (CheckFailed, EngineError) as e:  # it may make something only for the sizes of this one
+                log.debug("watched after all: %s", e)
+            else:
+                return
         watched = Watched(loaded.module, loaded.device)
         try:
             _restore(loaded, material, example, watched.observed, watched)
