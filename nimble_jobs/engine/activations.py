@@ -37,4 +37,4 @@ def activation_of(node: Node) -> str | None:
 def writes_in_place(activation: Node) -> bool:
     """Whether a node that is an activation writes over what it reads."""
     name = activation.target if isinstance(activation.target, str) else getattr(activation.target, "__name__", "")
-    return name.endswith("_") or bool(activation.kwargs.get("inplace", activation.args[-1] is True))
+    return name.endswith("_") or activation.kwargs.get("inplace", activation.args[-1:] == (True,)) is True

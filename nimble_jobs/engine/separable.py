@@ -196,6 +196,8 @@ def shape_of(task: Task) -> Shape | None:
         return None
     images, _, height, width = out.shape
     channels = x.shape[1]
+    if weight.shape[1:] != (channels, 1, 1):
+        return None
     middle = replace(  # what a kernel alone would write
         out,
         offset=0,

@@ -190,9 +190,9 @@ def _match(product: Node, device: torch.device) -> _Match | None:
         return None
     middle, weight, bias = call
     between = activation_of(middle) or ""
-    window = middle.args[0] if between else middle
-    found = depthwise_call(window, device) if isinstance(window, Node) else None
-    if found is None or not isinstance(window, Node) or len(window.users) != 1 or len(middle.users) != 1:
+    window = next(iter(middle.all_input_nodes), None) if between else middle
+    found = depthwise_call(window, device) if window is not None else None
+    if found is None or window is None or len(window.users) != 1 or len(middle.users) != 1:
         return None
     depth, images, depth_weight, depth_bias = found
     if bool(between) != (depth_bias is not None):
@@ -206,7 +206,8 @@ def _match(product: Node, device: torch.device) -> _Match | None:
     if relu is not None and len(relu.users) == 1:
         nodes = {relu: None, **nodes}
     values = [fixed_example(node) for node in (weight, bias, last, *([] if other is None else [other]))]
-    if not _suits(values, depth.dtype):
+    read = [fixed_example(images), *([] if depth_bias is None else [fixed_example(depth_bias)])]
+    if not _suits(values, depth.dtype) or not _lie(read):
         return None
     shape = Shape(
         depth=depth,
@@ -248,6 +249,15 @@ def _suits(values: list[torch.Tensor | None], kind: str) -> bool:
         {str(each.dtype) for each in values if each is not None} == {f"torch.{kind}"}
         and len({each.shape for each in results if each is not None}) == 1
         and all(each.is_contiguous(memory_format=torch.channels_last) for each in results if each is not None)
+        and tuple(weight.shape[2:]) == (1, 1)
         and weight.is_contiguous()  # else our kernel could not take the operator's place
         and bias.is_contiguous()
     )
+
+
+def _lie(read: list[torch.Tensor | None]) -> bool:
+    """Whether the images, which may be those before a ReLU, and the window's bias lie without gaps."""
+    images, *biases = read
+    if images is None or not images.is_contiguous(memory_format=torch.channels_last):
+        return False
+    return all(bias is not None and bias.is_contiguous() for bias in biases)

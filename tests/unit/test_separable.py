@@ -89,11 +89,32 @@ class Unseen(nn.Module):
         return self.narrow(windows[8](x))  # six features
 
 
-@pytest.mark.parametrize(("kind", "count"), [(Seen, 6), (Unseen, 0)])
+class Apart(nn.Module):
+    """What our kernel could not read as it lies, a product over a window of its own, and activations called by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.windows = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=i > 2) for i in range(4))
+        self.products = nn.ModuleList(nn.Conv2d(8, 8, 3 if i == 0 else 1) for i in range(4))
+        self.biases = nn.Parameter(torch.randn(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        windows, products = self.windows, self.products
+        y = products[0](windows[0](x[:, :8] * 2.0))  # over nine pixels
+        x = products[1](windows[1](functional.relu(x[:, 8:])))  # gaps before the ReLU, none after it
+        between = functional.conv2d(x, windows[2].weight, self.biases[::2], padding=1, groups=8)
+        x = products[2](functional.relu6(between))  # a bias with gaps
+        x = products[3](functional.relu6(input=windows[3](functional.relu(input=x))))
+        return x[:, :, 1:-1, 1:-1] + y
+
+
+@pytest.mark.parametrize(("kind", "count"), [(Seen, 6), (Unseen, 0), (Apart, 1)])
 def test_they_are_seen_and_compute_the_same(kind: type[nn.Module], count: int) -> None:
     """Each with its neighbours; what is not quite one stays as it is."""
     torch.manual_seed(0)
-    module = kind().eval().bfloat16().to(memory_format=torch.channels_last)
+    module = kind().eval().bfloat16()  # weights of 3x3 are read as they lie only if contiguous
+    if kind is not Apart:
+        module = module.to(memory_format=torch.channels_last)
     x = torch.randn(2, 16, 6, 4).bfloat16().contiguous(memory_format=torch.channels_last)
     seen: list[Shape] = []
 
@@ -109,7 +130,7 @@ def test_they_are_seen_and_compute_the_same(kind: type[nn.Module], count: int) -
     out = rewritten(module, x.clone(), change=change)
     with torch.no_grad():
         torch.testing.assert_close(out, module(x.clone()))
-    if count:
+    if kind is Seen:
         assert [(one.steps) for one in seen] == [
             ("relu", "window", "product"),
             ("window", "bias", "relu6", "product"),
