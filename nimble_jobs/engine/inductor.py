@@ -91,6 +91,8 @@ def _rewriting(options: dict[str, Any], rewrite: Callable[[torch.fx.Graph], obje
 
 
 _PASSES = (  # modules that decide what becomes of a graph
+    "activations",
+    "activations_triton",
     "epilogue_ways",
     "epilogues",
     "fused_convolutions",

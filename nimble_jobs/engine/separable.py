@@ -103,7 +103,7 @@ class Shape:
     @property
     def words(self) -> str:
         """As `explain` calls it."""
-        return f"{self.depth.words}, as one of {self.features} features: {', '.join(self.steps)}"
+        return f"{self.depth.words}, then a product to {self.features} features: {', '.join(self.steps)}"
 
     @property
     def unit(self) -> int:

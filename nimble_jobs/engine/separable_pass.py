@@ -19,6 +19,7 @@ from nimble_jobs.engine.activations import ACTIVATIONS, activation_of, writes_in
 from nimble_jobs.engine.depthwise_pass import depthwise_call
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.fx_nodes import fixed_example, only_reads
+from nimble_jobs.engine.own_kernels import digest_of
 from nimble_jobs.engine.separable import OPERATOR, Shape, Wanted, code_digest, compiled
 from nimble_jobs.engine.static_triton import capability_of
 from nimble_jobs.engine.ways import Ways
@@ -72,7 +73,7 @@ def fastest(shape: Shape, device: torch.device) -> str | None:
     more = {
         "task": "separable convolution",
         "code": code_digest(),
-        "other code": f"{depthwise.code_digest()} {pointwise.code_digest()}",
+        "other code": digest_of("separable_pass", "depthwise", "depthwise_triton", "pointwise", "pointwise_triton"),
     }
     way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, device), **more)
     return None if way == "library" else way
@@ -136,7 +137,7 @@ def _pairs(
             found: torch.Tensor = torch.ops.aten._addmm_activation(bias, rows, columns)
             return found
         found = torch.mm(rows, columns)
-        if other is not None:  # a compiler adds the bias, too, in this kernel
+        if other is not None:  # a compiler adds the bias, and computes the activation, in this kernel
             return torch.add(found, other.permute(0, 2, 3, 1).reshape(-1, shape.features))
         return ACTIVATIONS[shape.activation](found)
 
@@ -201,11 +202,10 @@ def _match(product: Node, device: torch.device) -> _Match | None:
     read_at = relu or window
     if relu is not None:
         (images,) = relu.all_input_nodes
-    last, other, activation = _after(product, window)
-    nodes = {window: None, middle: None, product: None, last: None}
-    if relu is not None and len(relu.users) == 1:
-        nodes = {relu: None, **nodes}
-    values = [fixed_example(node) for node in (weight, bias, last, *([] if other is None else [other]))]
+    tail, other, activation = _after(product, window)
+    alone = [relu] if relu is not None and len(relu.users) == 1 else []
+    nodes = tuple(dict.fromkeys([*alone, window, middle, *tail]))  # without activation `middle` is the window
+    values = [fixed_example(node) for node in (weight, bias, nodes[-1], *([] if other is None else [other]))]
     read = [fixed_example(images), *([] if depth_bias is None else [fixed_example(depth_bias)])]
     if not _suits(values, depth.dtype) or not _lie(read):
         return None
@@ -218,26 +218,36 @@ def _match(product: Node, device: torch.device) -> _Match | None:
         added=other is not None,
         activation=activation,
     )
-    match = _Match(shape=shape, given=(images, depth_weight, depth_bias, weight, bias, other), replaced=tuple(nodes))
-    unchanged = all(only_reads(node) for node in fx_nodes.between(read_at, last) if node not in nodes)
+    match = _Match(shape=shape, given=(images, depth_weight, depth_bias, weight, bias, other), replaced=nodes)
+    unchanged = all(only_reads(node) for node in fx_nodes.between(read_at, nodes[-1]) if node not in nodes)
     there = all(node is None or node < match.at for node in match.given)
     return match if shape.tiles and unchanged and there else None
 
 
-def _after(product: Node, window: Node) -> tuple[Node, Node | None, str]:
-    """The last node of what can be computed with a product, the other operand if it is a sum, and the activation."""
-    (user, *others) = product.users or (None,)
-    if user is None or others:
-        return product, None, ""
-    activation = activation_of(user)
-    if activation is not None:
-        return user, None, activation
-    if user.target in _ADDITIONS and len(user.args) == 2 and not user.kwargs:
+def _after(product: Node, window: Node) -> tuple[list[Node], Node | None, str]:
+    """The nodes that can be computed with a product, itself first; the other operand of a sum; and the activation."""
+    found, other = [product], None
+    user = _only_user(product)
+    if user is not None and user.target in _ADDITIONS and len(user.args) == 2 and not user.kwargs:
         first, second = user.args
-        other = second if first is product else first
-        if isinstance(other, Node) and other is not product and fx_nodes.comes_before(other, window):
-            return user, other, ""
-    return product, None, ""
+        added = second if first is product else first
+        if isinstance(added, Node) and added is not product and _like(added, product):
+            if not fx_nodes.comes_before(added, window):
+                return found, None, ""
+            found, other = [product, user], added
+    user = _only_user(found[-1])
+    activation = (activation_of(user) if user is not None else None) or ""
+    return [*found, *([user] if user is not None and activation else [])], other, activation
+
+
+def _only_user(node: Node) -> Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _like(one: Node, other: Node) -> bool:
+    """Whether two nodes have the same shape."""
+    values = fixed_example(one), fixed_example(other)
+    return None not in values and values[0].shape == values[1].shape  # type: ignore[union-attr]  # none is None
 
 
 def _suits(values: list[torch.Tensor | None], kind: str) -> bool:

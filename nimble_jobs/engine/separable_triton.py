@@ -1,7 +1,7 @@
 """A depthwise-separable convolution in Triton: sums over a window for each channel, then a product over all channels.
 
-Imported only when kernels are compiled. Sums are in fp32, and what lies between the two is rounded as a tensor in
-memory would be. Sizes are arguments, so one binary serves many layers. `UNIT` divides the numbers of channels, which
+Imported only when kernels are compiled. Sums, biases and activations are in fp32; what lies between the two is rounded
+once, after them. Sizes are arguments, so one binary serves many layers. `UNIT` divides the numbers of channels, which
 lets the compiler load that many values at once.
 """
 

@@ -78,7 +78,9 @@ class Siblings:
 
     first: Packed | None = None  # of the first of them; None: not made yet
     carried: Carried | None = None  # what its model was before its first batch
-    steady: Observed | None = None  # of the model, once calls of a stored schedule's check have left no traces in it
+    steady: bool = (
+        False  # whether calls of the first one's check, of a stored schedule, have left no traces in the model
+    )
     # What replaces it in schedules with folded or merged weights, by these; so schedules share that too.
     variants: weakref.WeakValueDictionary[Hashable, Packed] = field(default_factory=weakref.WeakValueDictionary)
     members: weakref.WeakSet[Loaded] = field(default_factory=weakref.WeakSet)

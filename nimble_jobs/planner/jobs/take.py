@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import separate_memory
 from nimble_jobs.engine.observe import Observed, Watched
-from nimble_jobs.engine.state import RandomStates
+from nimble_jobs.engine.state import RandomStates, Snapshot
 from nimble_jobs.engine.verify import ROUNDS
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
@@ -100,9 +99,11 @@ def _capture(loaded: Loaded, material: Material) -> None:
     program, siblings = material.schedule.program, loaded.siblings
     example = {"x": example_of(loaded.request, loaded.module, loaded.device)}
     if not names_written(program, program.state):
-        if siblings is not None and siblings.steady is not None:
+        if siblings is not None and siblings.steady:
+            now = Snapshot(loaded.module), RandomStates(loaded.device)
+            unwatched = Observed(result=None, snapshot=now[0], random=now[1], changing={})
             try:
-                _restore(loaded, material, example, replace(siblings.steady, random=RandomStates(loaded.device)))
+                _restore(loaded, material, example, unwatched)
             except (OutOfMemory, DeviceFault):
                 raise
             except (CheckFailed, EngineError) as e:  # it may make something only for the sizes of this one
@@ -121,7 +122,7 @@ def _capture(loaded: Loaded, material: Material) -> None:
             log.debug("observed after all: %s", e)
         else:
             if siblings is not None:
-                siblings.steady = watched.observed
+                siblings.steady = True
             return
         watched.put_back()
     observed = observe_calls(loaded.module, example, loaded.device, keep_integers=False)
