@@ -16,6 +16,8 @@ from nimble_jobs.cli.jobs import _schedule
 from nimble_jobs.engine.observe import Watched
 from nimble_jobs.job import JobState
 from nimble_jobs.models.packed import Packed
+from nimble_jobs.planner.search.search import Search
+from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.views.schedules import grouped, rows_of
@@ -327,10 +329,23 @@ def test_schedules_of_all_buckets_are_found_again(
     assert embeddings[0].data_ptr() == embeddings[1].data_ptr()
 
 
+@pytest.mark.parametrize("merged", [False, True])
 def test_a_bucket_whose_first_call_makes_what_it_reads_is_watched_too(
-    store: Store, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, merged: bool
 ) -> None:
-    """Calls of the shorter ones, which were checked before, leave no traces in the model."""
+    """Calls of the shorter ones, which were checked before, leave no traces in the model. If the schedules have merged
+    products, a copy of it was made before, too.
+    """
+    plainly = Search._try
+
+    def try_(self: Search, source: Source, **named: Any) -> Any:
+        found = plainly(self, source, **named)
+        if found is not None and source.merged:
+            self._best = found
+        return found
+
+    if merged:
+        monkeypatch.setattr(Search, "_try", try_)
     embeddings = pytest.importorskip("transformers.models.bert.modeling_bert").BertEmbeddings
     plain = embeddings.forward
 
@@ -344,7 +359,7 @@ def test_a_bucket_whose_first_call_makes_what_it_reads_is_watched_too(
 
     monkeypatch.setattr(embeddings, "forward", forward)
     source = write_texts(tmp_path / "t.parquet", ["cat " * 25] * 400 + ["dog " * 8] * 150 + ["mat " * 55] * 20)
-    schedule = {"on_miss": "build", "progressive": False, "fuse": "off"}
+    schedule = {"on_miss": "build", "progressive": False, "fuse": "off", "kernels": {"merged": merged}}
     for hit in ("miss", "stored"):
         spec = text_spec(tmp_path, small, source, out=hit, schedule=schedule)
         spec["input"]["text"] = {"buckets": [16, 32, 64]}

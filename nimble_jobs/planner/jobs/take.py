@@ -165,8 +165,14 @@ def _restore(
     shared = source.folded, source.merged
     like = siblings.variants.get(shared) if siblings is not None and source.rewrites else None
     bound = build_module(loaded.request, loaded.device, like) if like is not None else None
+    own = siblings is None
     try:
-        restored = restore(loaded.module, material, example, loaded.device, check, own=siblings is None, bound=bound)
+        try:
+            restored = restore(loaded.module, material, example, loaded.device, check, own=own, bound=bound)
+        except EngineError:  # a copy of the model lacks what calls have made in it since
+            if bound is None:
+                raise
+            restored = restore(loaded.module, material, example, loaded.device, check, own=own)
     finally:
         observed.put_back()
     if siblings is not None and source.rewrites and isinstance(restored.module, Packed):
