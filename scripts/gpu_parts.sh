@@ -11,7 +11,7 @@
 #   text       MiniLM and BERT-base over 100,000 texts      scoring    ours and the best loop over JPEGs
 #   resident   small jobs of one worker                     run        a stored `run` and its phases
 #   text-start fresh processes with stored buckets          text-training  BERT-base, ours and torch.compile's best mode
-# Set in the environment: PYTHON (python3; must have nimble-jobs' packages), MODELS, TESTS, TEXTS (minilm,bert-base).
+# Set in the environment: PYTHON (python3; must have nimble-jobs' packages), MODELS, TESTS, TEXTS (minilm,bert-base), BUCKETS (20, of text-start).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 folder=${1:?a folder}

@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from nimble_jobs.engine import pointwise, split_k_pass
 from nimble_jobs.engine.epilogue_ways import POINTWISE, Follows, Group, Way, fastest
 from nimble_jobs.engine.fused_convolutions import CONVOLUTION_ADD_RELU, CONVOLUTION_RELU, MEMORY_FORMAT
-from nimble_jobs.engine.fx_nodes import add_call
+from nimble_jobs.engine.fx_nodes import add_call, only_user
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.kernel_switches import NOTHING, Without
@@ -72,12 +72,12 @@ def _match(convolution: Node) -> _Match | None:
     if transposed or len(values) != 3 or not all(_is_channels_last(v) for v in values):
         return None
     add = relu = other = None
-    next_one = _only_user(convolution)
+    next_one = only_user(convolution)
     if next_one is not None and next_one.target is _aten.add.Tensor and not next_one.kwargs and len(next_one.args) == 2:
         others = [a for a in next_one.args if a is not convolution]
         if len(others) == 1 and isinstance(others[0], Node) and _alike(others[0], convolution):
             add, other = next_one, others[0]
-            next_one = _only_user(add)
+            next_one = only_user(add)
     if next_one is not None and next_one.target is _aten.relu.default:
         relu = next_one
     if all(_is_pointwise(user) for user in (relu or add or convolution).users):
@@ -130,10 +130,6 @@ def _is_channels_last(value: Any) -> bool:
 def _alike(one: Node, other: Node) -> bool:
     a, b = one.meta.get("val"), other.meta.get("val")
     return a is not None and b is not None and _is_channels_last(a) and (a.shape, a.dtype) == (b.shape, b.dtype)
-
-
-def _only_user(node: Node) -> Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def _fuse(graph: Graph, match: _Match) -> None:

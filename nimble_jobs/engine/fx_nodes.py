@@ -39,6 +39,11 @@ def between(first: Node, last: Node) -> Iterator[Node]:
         node = node.next
 
 
+def only_user(node: Node) -> Node | None:
+    """The node that reads this one; None if none does, or several do."""
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
 def comes_before(node: Node, later: Node) -> bool:
     """Whether a node has to be computed before the later one in any case."""
     if node.op == "placeholder":

@@ -14,6 +14,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -175,6 +176,11 @@ def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
         return Launched(kernel=kernel, given=given, sizes=shape.sizes)
 
     return put_in_place(recording, device, ours)
+
+
+def tensors_of(x: Any, depth_weight: Any, depth_bias: Any, weight: Any, bias: Any, other: Any) -> tuple[Any, ...]:
+    """The kernel's tensors before its output, of the operator's arguments. It does not read what stands for None."""
+    return x, depth_weight, bias if depth_bias is None else depth_bias, weight, bias, x if other is None else other
 
 
 def shape_of(task: Task) -> Shape | None:

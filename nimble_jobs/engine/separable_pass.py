@@ -18,9 +18,9 @@ from nimble_jobs.engine import choices, depthwise, depthwise_activated, fx_nodes
 from nimble_jobs.engine.activations import ACTIVATIONS, activation_of, writes_in_place
 from nimble_jobs.engine.depthwise_pass import depthwise_call
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.fx_nodes import fixed_example, only_reads
+from nimble_jobs.engine.fx_nodes import fixed_example, only_reads, only_user
 from nimble_jobs.engine.own_kernels import digest_of
-from nimble_jobs.engine.separable import OPERATOR, Shape, Wanted, code_digest, compiled
+from nimble_jobs.engine.separable import OPERATOR, Shape, Wanted, code_digest, compiled, tensors_of
 from nimble_jobs.engine.static_triton import capability_of
 from nimble_jobs.engine.ways import Ways
 from nimble_jobs.errors import EngineError
@@ -103,8 +103,7 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
     def ours(tile: str) -> Callable[[], Any]:
         out.fill_(float("nan"))
         kernel = compiled(shape, tile, capability_of(device))
-        stand_ins = (bias if depth_bias is None else depth_bias, weight, bias, x if other is None else other)
-        return lambda: kernel(x, depth_weight, *stand_ins, out, *shape.sizes)
+        return lambda: kernel(*tensors_of(*given), out, *shape.sizes)
 
     ways = Ways(depth.dtype)
     for tile in shape.tiles:
@@ -141,7 +140,7 @@ def _pairs(
             return torch.add(found, other.permute(0, 2, 3, 1).reshape(-1, shape.features))
         return ACTIVATIONS[shape.activation](found)
 
-    yield functools.partial(_both, first, product)
+    yield functools.partial(_in_turn, first, product)
     second = pointwise.Shape(
         dtype=shape.depth.dtype,
         pixels=rows.shape[0],
@@ -151,10 +150,10 @@ def _pairs(
         activation=shape.activation,
     )
     for call in pointwise_pass.ways_of(second, middle, weight, bias, other, device).calls.values():
-        yield functools.partial(_both, first, call)
+        yield functools.partial(_in_turn, first, call)
 
 
-def _both(first: Callable[[], object], second: Callable[[], object]) -> None:
+def _in_turn(first: Callable[[], object], second: Callable[[], object]) -> None:
     first()
     second()
 
@@ -227,7 +226,7 @@ def _match(product: Node, device: torch.device) -> _Match | None:
 def _after(product: Node, window: Node) -> tuple[list[Node], Node | None, str]:
     """The nodes that can be computed with a product, itself first; the other operand of a sum; and the activation."""
     found, other = [product], None
-    user = _only_user(product)
+    user = only_user(product)
     if user is not None and user.target in _ADDITIONS and len(user.args) == 2 and not user.kwargs:
         first, second = user.args
         added = second if first is product else first
@@ -235,13 +234,9 @@ def _after(product: Node, window: Node) -> tuple[list[Node], Node | None, str]:
             if not fx_nodes.comes_before(added, window):
                 return found, None, ""
             found, other = [product, user], added
-    user = _only_user(found[-1])
+    user = only_user(found[-1])
     activation = (activation_of(user) if user is not None else None) or ""
     return [*found, *([user] if user is not None and activation else [])], other, activation
-
-
-def _only_user(node: Node) -> Node | None:
-    return next(iter(node.users)) if len(node.users) == 1 else None
 
 
 def _like(one: Node, other: Node) -> bool:

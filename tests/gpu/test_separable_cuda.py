@@ -11,7 +11,7 @@ from nimble_jobs.engine import depthwise, separable, separable_pass
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.separable import OPERATOR, TILES, Shape, compiled
+from nimble_jobs.engine.separable import OPERATOR, TILES, Shape, compiled, tensors_of
 from nimble_jobs.engine.static_triton import capability_of
 from nimble_jobs.engine.verify import check
 from nimble_jobs.kernel_switches import NOTHING
@@ -82,8 +82,7 @@ def test_the_kernel_agrees_with_fp64(kind: str, tile: str, name: str, device: to
     settings = (depth.stride, depth.padding, depth.dilation, one.rectified, one.between, one.activation, "")
     exact = OPERATOR(*(None if t is None else t.double() for t in given), *settings)
     out = torch.full_like(exact, float("nan"), dtype=x.dtype)
-    stand_ins = (bias if depth_bias is None else depth_bias, weight, bias, x if other is None else other)
-    compiled(one, tile, capability_of(device))(x, depth_weight, *stand_ins, out, *one.sizes)
+    compiled(one, tile, capability_of(device))(*tensors_of(*given), out, *one.sizes)
     assert relative_norm(out, exact) < {"float16": 2e-3, "bfloat16": 2e-2}[kind]
 
 

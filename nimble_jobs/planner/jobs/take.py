@@ -100,8 +100,8 @@ def _capture(loaded: Loaded, material: Material) -> None:
     example = {"x": example_of(loaded.request, loaded.module, loaded.device)}
     if not names_written(program, program.state):
         if siblings is not None and siblings.steady:
-            now = Snapshot(loaded.module), RandomStates(loaded.device)
-            unwatched = Observed(result=None, snapshot=now[0], random=now[1], changing={})
+            snapshot, random = Snapshot(loaded.module), RandomStates(loaded.device)
+            unwatched = Observed(result=None, snapshot=snapshot, random=random, changing={})
             try:
                 _restore(loaded, material, example, unwatched)
             except (OutOfMemory, DeviceFault):
