@@ -16,7 +16,8 @@ NVIDIA = Path("/proc/driver/nvidia")
 # Versions, and what else decides over the bytes of an output, by name. Members of a job must have equal ones.
 Software = Mapping[str, str]
 
-_DECIDE = ("numpy", "pyarrow", "pillow", "cykooz-resizer", "tokenizers")  # and torch, which says more about itself
+# And torch, which says more about itself.
+_DECIDE = ("numpy", "pyarrow", "pillow", "simplejpeg", "cykooz-resizer", "tokenizers")
 
 _Stamp = tuple[int, int, int]
 _known: dict[str, tuple[str, dict[Path, _Stamp]]] = {}  # versions by package, and the files that would tell of another

@@ -33,28 +33,27 @@ def resizer() -> str:
 
 
 def resized(
-    image: Image.Image, size: tuple[int, int], box: Box | None = None, interpolation: Interpolation = "bilinear"
+    pixels: np.ndarray, size: tuple[int, int], box: Box | None = None, interpolation: Interpolation = "bilinear"
 ) -> np.ndarray:
-    """uint8 [height, width] or [height, width, 3] of an image of mode L or RGB, or of the part in `box`.
+    """uint8 [*size] or [*size, 3] of a picture, uint8 [height, width] or [height, width, 3], or of the part in `box`.
 
     With antialiasing; `size` is (height, width). Pillow does bicubic itself: its pixels are those that processors of
     transformers make.
     """
-    height, width = size
-    whole = box is None or box == (0, 0, *image.size)
-    if whole and image.size == (width, height):
-        return np.asarray(image)
+    (old_height, old_width), (height, width) = pixels.shape[:2], size
+    whole = box is None or box == (0, 0, old_width, old_height)
+    if whole and (old_height, old_width) == size:
+        return pixels
     if simd is None or interpolation == "bicubic":
-        return np.asarray(image.resize((width, height), _PILLOW[interpolation], box=box))
-    kind = simd.PixelType.U8 if image.mode == "L" else simd.PixelType.U8x3
+        return np.asarray(Image.fromarray(pixels).resize((width, height), _PILLOW[interpolation], box=box))
+    kind = simd.PixelType.U8 if pixels.ndim == 2 else simd.PixelType.U8x3
     options = _tools().whole
     if not whole:
         assert box is not None
         options = _options(simd.CropBox(box[0], box[1], box[2] - box[0], box[3] - box[1]))
     target = simd.ImageData(width, height, kind)
-    _tools().resizer.resize(simd.ImageData(*image.size, kind, image.tobytes()), target, options)
-    shape = (height, width) if image.mode == "L" else (height, width, 3)
-    return np.frombuffer(target.get_buffer(), dtype=np.uint8).reshape(shape)
+    _tools().resizer.resize(simd.ImageData(old_width, old_height, kind, pixels.tobytes()), target, options)
+    return np.frombuffer(target.get_buffer(), dtype=np.uint8).reshape(*size, *pixels.shape[2:])
 
 
 def _options(box: Any = None) -> Any:

@@ -6,6 +6,7 @@ import os
 import warnings
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from PIL import EpsImagePlugin, Image
 from nimble_jobs import resizing
 from nimble_jobs.data import open_reader, reader
 from nimble_jobs.data.source import Wanted
-from nimble_jobs.decoding import picture, resize
+from nimble_jobs.decoding import picture, plain, resize
 from nimble_jobs.decoding.picture import pixels
 from nimble_jobs.decoding.pool import Decoders
 from nimble_jobs.decoding.recipe import Recipe
@@ -73,7 +74,7 @@ def test_every_resize_is_near_the_definition(size: tuple[int, int], mode: str, m
         for simd in (resize.simd, None):
             with monkeypatch.context() as patched:
                 patched.setattr(resize, "simd", simd)
-                found = resize.resized(image, size)
+                found = resize.resized(np.asarray(image), size)
             assert furthest(found.reshape(expected.shape), expected) <= 1
 
 
@@ -90,23 +91,34 @@ def test_jpegs_are_as_pillow_makes_them(quality: int, how: str) -> None:
         assert furthest(found, by_pillow(data, channels, SIZE)) <= 1
 
 
+@pytest.fixture(params=["simplejpeg", "Pillow"])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The library that decodes plain JPEGs."""
+    name: str = request.param
+    if name == "Pillow":
+        monkeypatch.setattr(plain, "simplejpeg", None)
+    return name
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of the decoded pictures, before each resize."""
+    seen: list[tuple[int, ...]] = []
+    real = resize.resized
+
+    def resized(pixels: np.ndarray, *args: Any) -> np.ndarray:
+        seen.append(pixels.shape)
+        return real(pixels, *args)
+
+    monkeypatch.setattr(picture, "resized", resized)
+    return seen
+
+
 @pytest.mark.parametrize("factor", [4, 8, 16])
 @pytest.mark.parametrize("how", ["4:2:0", "4:4:4", "CMYK"])
-def test_large_jpegs_are_decoded_smaller(factor: int, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("library")
+def test_large_jpegs_are_decoded_smaller(factor: int, how: str, shapes: list[tuple[int, ...]]) -> None:
     """What a scaled decoding makes of a photograph differs from the whole one by 2 of 255 on average and 24 at most."""
-    drafted = 0
-    real = picture._reduce
-
-    def reduce(image: Image.Image, size: tuple[int, int] | None, orientation: int) -> resize.Box | None:
-        nonlocal drafted
-        before = image.size
-        box = real(image, size, orientation)
-        drafted += image.size != before
-        assert image.width >= 2 * SIZE[1]
-        assert image.height >= 2 * SIZE[0]
-        return box
-
-    monkeypatch.setattr(picture, "_reduce", reduce)
     for name in ("china", "chelsea", "coffee"):
         large = photographs()[name].resize((SIZE[1] * factor + 5, SIZE[0] * factor + 3), Image.Resampling.LANCZOS)
         data = jpeg(large.convert("CMYK") if how == "CMYK" else large, subsampling=how if ":" in how else "4:2:0")
@@ -114,7 +126,69 @@ def test_large_jpegs_are_decoded_smaller(factor: int, how: str, monkeypatch: pyt
         expected = by_pillow(data, 3, SIZE)
         assert np.abs(found.astype(float) - expected).mean() <= 2
         assert furthest(found, expected) <= 24
-    assert drafted == 3
+        height, width, _ = shapes.pop()
+        assert 2 * SIZE[0] <= height < large.height
+        assert 2 * SIZE[1] <= width < large.width
+
+
+def test_sides_are_divided_by_powers_of_two_that_leave_twice_the_result() -> None:
+    assert [plain.scale_of(n * 10, 1000, (10, 10)) for n in (3, 4, 7, 8, 15, 16, 99)] == [1, 2, 2, 4, 4, 8, 8]
+    assert plain.scale_of(1000, 39, (10, 10)) == 1
+    assert plain.scale_of(1000, 1000, None) == 1
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("how", ["4:2:0", "4:2:2", "4:4:4", "grey", "progressive"])
+def test_plain_jpegs_have_the_bytes_of_pillow(channels: int, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In full and decoded smaller, whole and in part, with odd sides, whoever decodes."""
+    for factor in (1, 3, 9):
+        image = photographs()["chelsea"].resize((SIZE[1] * factor + 5, SIZE[0] * factor + 3))
+        kind = image.convert("L" if how == "grey" else "RGB")
+        subsampling = how if ":" in how else "4:2:0"
+        data = jpeg(kind, quality=80, subsampling=subsampling, progressive=how == "progressive")
+        wanted = recipe(channels), recipe(channels).of_parts
+        parts = None, lambda height, width: (height // 3, width // 5, height // 2, width // 2)
+        expected = []
+        for simplejpeg in (plain.simplejpeg, None):
+            with monkeypatch.context() as patched:
+                patched.setattr(plain, "simplejpeg", simplejpeg)
+                one = plain.decoded(BytesIO(data), wanted[0], smaller=True)
+                assert (one is None) == (simplejpeg is None or (channels == 1 and how != "grey"))
+                expected.append([pixels(BytesIO(data), *given) for given in zip(wanted, parts, strict=True)])
+        np.testing.assert_array_equal(*expected)
+
+
+def outcome(data: bytes) -> bytes | str:
+    """The pixels of a file, or why there are none."""
+    try:
+        return pixels(BytesIO(data), recipe()).tobytes()
+    except picture.Undecodable as e:
+        return str(e)
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow's about damaged files
+def test_of_damaged_jpegs_pillow_makes_what_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What libjpeg only warns about is left to Pillow, so pixels and reasons are Pillow's."""
+    files = [hostile(seed)[1] for seed in range(200)]
+    mine = [outcome(data) for data in files]
+    monkeypatch.setattr(plain, "simplejpeg", None)
+    assert mine == [outcome(data) for data in files]
+    assert 20 < sum(isinstance(one, bytes) for one in mine) < 180
+
+
+def test_very_large_files_are_left_to_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads them in pieces."""
+    data = jpeg(photographs()["coffee"].resize((64, 48)))
+    monkeypatch.setattr(plain, "_LARGEST", len(data) - 1)
+    file = BytesIO(data)
+    assert plain.decoded(file, recipe(), smaller=True) is None
+    assert file.tell() == 0
+    assert pixels(file, recipe()).shape == (*SIZE, 3)
+
+
+def test_the_decoder_is_named_with_its_version(library: str) -> None:
+    names = [one.split()[0] for one in picture.decoder().split(", ")]
+    assert names == (["simplejpeg"] if library == "simplejpeg" else []) + ["Pillow", "cykooz-resizer"]
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
