@@ -56,12 +56,21 @@ def batch(encoded: Sequence[bytes | np.ndarray], sizes: Sequence[tuple[int, int]
 
 
 def by_pillow(
-    encoded: bytes, channels: int, resize: tuple[int, int] | None, center_crop: tuple[int, int] | None = None
+    encoded: bytes,
+    channels: int,
+    resize: tuple[int, int] | int | None,
+    center_crop: tuple[int, int] | None = None,
+    kind: Image.Resampling = Image.Resampling.BILINEAR,
 ) -> np.ndarray:
-    """uint8 [height, width, channels] of one JPEG, decoded, resized and cropped by Pillow alone."""
+    """uint8 [height, width, channels] of one JPEG, decoded, resized and cropped by Pillow alone. `resize` is the size,
+    or that of the shorter edge.
+    """
     image = Image.open(io.BytesIO(encoded)).convert("L" if channels == 1 else "RGB")
+    if isinstance(resize, int):
+        shorter = min(image.size)
+        resize = resize * image.height // shorter, resize * image.width // shorter
     if resize is not None:
-        image = image.resize(resize[::-1], Image.Resampling.BILINEAR)
+        image = image.resize(resize[::-1], kind)
     if center_crop is not None:
         left, top = (image.width - center_crop[1]) // 2, (image.height - center_crop[0]) // 2
         image = image.crop((left, top, left + center_crop[1], top + center_crop[0]))

@@ -43,20 +43,19 @@ def pixels(file: BinaryIO, recipe: Recipe, part: Part | None = None) -> np.ndarr
 
     With `part`, only that part of the upright picture is resized to the recipe's size.
     """
+    smaller = part is None and not recipe.of_whole
     try:
-        flat = plain.decoded(file, recipe, smaller=part is None)
+        flat = plain.decoded(file, recipe, smaller=smaller)
         if flat is None:
-            flat = _by_pillow(file, recipe, smaller=part is None)
+            flat = _by_pillow(file, recipe, smaller=smaller)
+        found = flat.pixels
         if part is not None:
-            top, left, height, width = part(*flat.pixels.shape[:2])
-            found = resized(
-                flat.pixels[top : top + height, left : left + width], recipe.size, None, recipe.interpolation
-            )
+            top, left, height, width = part(*found.shape[:2])
+            found = resized(found[top : top + height, left : left + width], recipe.size, None, recipe.interpolation)
             return found[..., None] if found.ndim == 2 else found
-        size = recipe.resized(*flat.pixels.shape[:2])
-        if size is not None:
-            _check_result(size)
-        found = flat.pixels if size is None else resized(flat.pixels, size, flat.box, recipe.interpolation)
+        if flat.resize is not None:
+            _check_result(flat.resize)
+            found = resized(found, flat.resize, flat.box, recipe.interpolation)
     except Undecodable:
         raise
     except Exception as e:  # Pillow's plugins raise almost any exception on damaged bytes
@@ -72,17 +71,17 @@ def _by_pillow(file: BinaryIO, recipe: Recipe, *, smaller: bool) -> Flat:
     with Image.open(file, formats=FORMATS) as image:
         _check_pixels(image)
         orientation = image.getexif().get(_ORIENTATION, 1)
-        box = _reduce(image, recipe.resize, orientation) if smaller else None
+        resize = recipe.resized(*_upright(image, orientation))
+        box = _reduce(image, resize, orientation) if smaller else None
         upright = ImageOps.exif_transpose(image) if orientation in _CHANGED else image
-        return Flat(np.asarray(_in_mode(upright, "L" if recipe.channels == 1 else "RGB")), box)
+        return Flat(np.asarray(_in_mode(upright, "L" if recipe.channels == 1 else "RGB")), resize, box)
 
 
 def header_size(file: BinaryIO) -> tuple[int, int]:
     """Height and width of the upright picture, from its header. Raises Undecodable."""
     try:
         with Image.open(file, formats=FORMATS) as image:
-            width, height = image.size
-            return (width, height) if image.getexif().get(_ORIENTATION, 1) in _TURNED else (height, width)
+            return _upright(image, image.getexif().get(_ORIENTATION, 1))
     except Exception as e:  # as above
         raise _because(e) from e
 
@@ -92,6 +91,11 @@ def _because(error: Exception) -> Undecodable:
     if isinstance(error, UnidentifiedImageError):
         return Undecodable("cannot be decoded: cannot identify image file")
     return Undecodable(f"cannot be decoded: {error}")
+
+
+def _upright(image: Image.Image, orientation: int) -> tuple[int, int]:
+    """Height and width once the picture is upright."""
+    return image.size if orientation in _TURNED else (image.height, image.width)
 
 
 def _reduce(image: Image.Image, resize: tuple[int, int] | None, orientation: int) -> Box | None:

@@ -28,10 +28,11 @@ _SCALES = (8, 4, 2)  # what libjpeg can divide both sides by while it decodes
 
 @dataclass(frozen=True, eq=False)
 class Flat:
-    """A decoded picture, upright."""
+    """A decoded picture, upright, perhaps decoded at a fraction of its size."""
 
     pixels: np.ndarray  # uint8 [height, width], or [height, width, 3]
-    box: Box | None = None  # what it fills of `pixels`, if it was decoded smaller; None: all
+    resize: tuple[int, int] | None  # height and width to which it is to be resized; None: it stays as it is
+    box: Box | None = None  # what the picture fills of `pixels`; None: all
 
 
 def decoder() -> str | None:
@@ -51,7 +52,8 @@ def decoded(file: BinaryIO, recipe: Recipe, *, smaller: bool) -> Flat | None:
         return None
     if len(header.components) > recipe.channels:
         return None  # grey of colours, by Pillow's formula
-    scale = scale_of(header.height, header.width, recipe.resize) if smaller else 1
+    resize = recipe.resized(header.height, header.width)
+    scale = scale_of(header.height, header.width, resize) if smaller else 1
     size = -(-header.height // scale), -(-header.width // scale)
     least = size if scale > 1 else (0, 0)
     try:
@@ -63,7 +65,7 @@ def decoded(file: BinaryIO, recipe: Recipe, *, smaller: bool) -> Flat | None:
     if found.shape[:2] != size:
         return None
     box = None if scale == 1 else (0.0, 0.0, header.width / scale, header.height / scale)
-    return Flat(found if recipe.channels == 3 else found[..., 0], box)
+    return Flat(found if recipe.channels == 3 else found[..., 0], resize, box)
 
 
 def scale_of(height: int, width: int, resize: tuple[int, int] | None) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
-Interpolation = Literal["bilinear", "bicubic"]
+from nimble_jobs.resizing import Interpolation
 
 MAX_PIXELS = 89_478_485  # Pillow's own limit (256 MiB as RGB), where it merely warns; more is taken for an attack
 
@@ -36,15 +35,9 @@ class Recipe:
         return replace(self, resize=self.size, center_crop=None, shortest_edge=None)
 
     @property
-    def on_host_only(self) -> str | None:
-        """Why a device cannot resize so; None if it can."""
-        if self.interpolation != "bilinear":
-            return f"the device resizes bilinearly, and not {self.interpolation}"
-        return (
-            "the device resizes all pictures to one size, and not by their shortest edge"
-            if self.shortest_edge
-            else None
-        )
+    def of_whole(self) -> bool:
+        """Whether pictures must not be decoded smaller: those for CLIP keep the pixels of its own processor."""
+        return self.shortest_edge is not None and self.interpolation == "bicubic"
 
     def resized(self, height: int, width: int) -> tuple[int, int] | None:
         """Height and width to which an upright picture of this size is resized; None: it stays as it is."""
@@ -54,17 +47,15 @@ class Recipe:
 
     def fits(self, height: int, width: int) -> bool:
         """Whether a picture of this size in pixels gives a result of the right size."""
-        if height * width > MAX_PIXELS:
+        size = self.resized(height, width) or (height, width)
+        if max(height * width, size[0] * size[1]) > MAX_PIXELS:
             return False
-        if self.resize is not None:
-            return True
         if self.center_crop is not None:
-            return height >= self.center_crop[0] and width >= self.center_crop[1]
-        return (height, width) == self.size
+            return size[0] >= self.center_crop[0] and size[1] >= self.center_crop[1]
+        return size == self.size
 
 
 def scaled(shortest_edge: int, height: int, width: int) -> tuple[int, int]:
     """Height and width of a picture whose shorter edge becomes `shortest_edge`; the longer one is rounded down."""
-    if height < width:
-        return shortest_edge, shortest_edge * width // height
-    return shortest_edge * height // width, shortest_edge
+    shorter = min(height, width)
+    return shortest_edge * height // shorter, shortest_edge * width // shorter

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nimble_jobs.decoding.recipe import Interpolation
+from nimble_jobs.resizing import Interpolation
 
 try:
     import cykooz_resizer as simd

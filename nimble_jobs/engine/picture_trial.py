@@ -13,6 +13,7 @@ from nimble_jobs.engine.device import able
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
 from nimble_jobs.pictures import Pictures
+from nimble_jobs.resizing import Interpolation
 
 _SAMPLE = (64, 64, (200, 100, 50))  # height, width and colour of
 _SAMPLE_JPEG = base64.b64decode(
@@ -23,8 +24,8 @@ _SAMPLE_JPEG = base64.b64decode(
 )
 
 
-def available(device: torch.device) -> str | None:
-    """None if pictures can be decoded on the device, else why not. Decodes one to see.
+def available(device: torch.device, interpolation: Interpolation = "bilinear") -> str | None:
+    """None if pictures can be decoded on the device and resized so, else why not. Decodes one to see.
 
     Raises OutOfMemory and DeviceFault.
     """
@@ -32,11 +33,11 @@ def available(device: torch.device) -> str | None:
         return f"run.device is {device.type}, and only CUDA devices decode"
     if not torch.cuda.is_available():
         return "CUDA is not available"
-    return _trial(torch.device("cuda", device.index or 0))
+    return _trial(torch.device("cuda", device.index or 0), interpolation)
 
 
 @functools.cache
-def _trial(device: torch.device) -> str | None:
+def _trial(device: torch.device, interpolation: Interpolation) -> str | None:
     height, width, colour = _SAMPLE
     data = np.frombuffer(bytearray(_SAMPLE_JPEG), dtype=np.uint8)
     sample = Pictures(
@@ -46,7 +47,7 @@ def _trial(device: torch.device) -> str | None:
         alike=np.array([-1]),
     )
     try:
-        decoder = PictureDecoder(device, height, width, 3)
+        decoder = PictureDecoder(device, height, width, 3, interpolation=interpolation)
         with contextlib.closing(decoder):
             out = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=device)
             torch.cuda.current_stream(device).synchronize()

@@ -20,6 +20,7 @@ from nimble_jobs.engine.jpeg_engines import JpegEngines
 from nimble_jobs.engine.resize import Planes, Shaping, Tables, resize_into
 from nimble_jobs.engine.salvage import portions, salvage
 from nimble_jobs.pictures import Pictures
+from nimble_jobs.resizing import Interpolation
 
 _AT_ONCE_BYTES = 256 << 20  # of decoded pictures in one call, unless one alone is larger
 _TAKES = 4  # decoding takes so many times as much: decoded pictures, memory the allocator keeps, nvJPEG's buffers
@@ -48,6 +49,8 @@ class PictureDecoder:
         resize: tuple[int, int] | None = None,
         center_crop: tuple[int, int] | None = None,
         *,
+        shortest_edge: int | None = None,
+        interpolation: Interpolation = "bilinear",
         decode: nvjpeg.Decode | None = None,
         at_once_bytes: int | None = None,
     ) -> None:
@@ -56,7 +59,15 @@ class PictureDecoder:
         self.refusals: Counter[str] = Counter()  # how many pictures were not decoded here, by reason
         # Happens when the rows of the last `decode` are complete; None on the CPU.
         self.done: torch.cuda.Event | None = None
-        self._shaping = Shaping(height=height, width=width, channels=channels, resize=resize, center_crop=center_crop)
+        self._shaping = Shaping(
+            height=height,
+            width=width,
+            channels=channels,
+            resize=resize,
+            center_crop=center_crop,
+            shortest_edge=shortest_edge,
+            interpolation=interpolation,
+        )
         self._decode = decode or nvjpeg.decoder(self.device, channels)
         self._at_once = nvjpeg.together() if decode is None else None
         self._at_once_bytes = at_once_bytes or _at_once_bytes(self.device)

@@ -1,7 +1,7 @@
 """Resizes, crops and rounds decoded pictures of any sizes to rows of one size, in one launch for the whole batch.
 
 Decoders return pictures as planes, uint8 [channels, height, width]. On a GPU one kernel reads them all through a table
-with a line for each picture. On a CPU, matrix products compute the same values.
+with a line for each picture. On a CPU, matrix products compute the same values. `resizing` defines them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from nimble_jobs.decoding.recipe import MAX_PIXELS
 from nimble_jobs.engine import enqueue
 from nimble_jobs.engine.cuda_driver import load_function
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.private.runtime import launch_kernel
 from nimble_jobs.errors import EngineError, first_line
-from nimble_jobs.resizing import weights
+from nimble_jobs.resizing import Interpolation, weights
 
 FIELDS = 10  # numbers per line of the table
 _PLACES = 256  # of a result that one block makes
@@ -75,16 +76,24 @@ class Shaping:
     height: int
     width: int
     channels: int  # 1 or 3
-    resize: tuple[int, int] | None = None  # height, width; None: no resize
+    resize: tuple[int, int] | None = None  # height, width
     center_crop: tuple[int, int] | None = None  # height, width; None: no crop
+    shortest_edge: int | None = None  # pixels of the shorter edge, instead of `resize`; neither: no resize
+    interpolation: Interpolation = "bilinear"
+
+    def resized(self, sizes: np.ndarray) -> np.ndarray:
+        """int64 [n, 2]: what pictures of these sizes [n, 2] (height, width) are resized to."""
+        sizes = sizes.astype(np.int64)
+        if self.shortest_edge is not None:
+            new: np.ndarray = self.shortest_edge * sizes // sizes.min(axis=1, keepdims=True)
+            return new
+        return sizes if self.resize is None else np.broadcast_to(np.array(self.resize), sizes.shape)
 
     def fits(self, sizes: np.ndarray) -> np.ndarray:
         """bool [n]: which pictures of these sizes [n, 2] (height, width) become a result of the right size."""
-        if self.resize is not None:
-            return np.ones(len(sizes), dtype=bool)
-        wanted = (self.height, self.width)
+        new = self.resized(sizes)
         compare = np.greater_equal if self.center_crop is not None else np.equal
-        return np.asarray(compare(sizes, wanted).all(axis=1))
+        return np.asarray(compare(new, (self.height, self.width)).all(axis=1) & (new.prod(axis=1) <= MAX_PIXELS))
 
     def lines(self, planes: Planes, rows: np.ndarray, boxes: np.ndarray | None = None) -> np.ndarray:
         """The kernel's table, int64 [n, FIELDS]: what it does with each picture.
@@ -100,7 +109,7 @@ class Shaping:
         line[:, 1] = line[:, 3] * line[:, 4]
         line[:, 2] = line[:, 4]
         if boxes is None:
-            line[:, 5:7] = line[:, 3:5] if self.resize is None else self.resize
+            line[:, 5:7] = self.resized(planes.sizes)
             line[:, 7:9] = (line[:, 5:7] - (self.height, self.width)) // 2
         else:
             line[:, 0] += boxes[:, 0].astype(np.int64) * line[:, 2] + boxes[:, 1]
@@ -172,7 +181,7 @@ def resize_into(
     if after is not None:
         enqueue.wait(stream, after)
     with _COMPILING:
-        function, kernel = _loaded(out.device, shaping.channels)
+        function, kernel = _loaded(out.device, shaping.channels, shaping.interpolation)
     blocks = -(-shaping.height * shaping.width // _PLACES)
     launch_kernel(
         function,
@@ -188,16 +197,25 @@ def resize_into(
 def _resized(picture: torch.Tensor, shaping: Shaping, box: Sequence[int] | None) -> torch.Tensor:
     """Resize one picture on the CPU, to uint8 [height, width, channels]: the kernel's values, by matrix products."""
     height, width = shaping.height, shaping.width
-    if box is not None:
+    new = (height, width)
+    if box is None:
+        new = tuple(shaping.resized(np.array([picture.shape[1:]]))[0].tolist())
+    else:
         top, left, down, across = box
         picture = picture[:, top : top + down, left : left + across]
-    new = shaping.resize if box is None else (height, width)
     x = picture.to(torch.float32)
-    if new is not None and new != tuple(picture.shape[1:]):
-        x = torch.from_numpy(weights(x.shape[1], new[0])) @ x @ torch.from_numpy(weights(x.shape[2], new[1])).T
+    if new != tuple(picture.shape[1:]):
+        columns = torch.from_numpy(weights(x.shape[2], new[1], shaping.interpolation)).T
+        x = x @ columns if shaping.interpolation == "bilinear" else _rounded(x @ columns)
+        x = torch.from_numpy(weights(x.shape[1], new[0], shaping.interpolation)) @ x
     top, left = (x.shape[1] - height) // 2, (x.shape[2] - width) // 2
     x = x[:, top : top + height, left : left + width]
-    return (x + 0.5).floor_().clamp_(0, 255).to(torch.uint8).permute(1, 2, 0)
+    return _rounded(x).to(torch.uint8).permute(1, 2, 0)
+
+
+def _rounded(x: torch.Tensor) -> torch.Tensor:
+    """Half up, to whole numbers from 0 to 255."""
+    return (x + 0.5).floor_().clamp_(0, 255)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,14 +230,19 @@ class Kernel:
 
 
 @functools.cache
-def _loaded(device: torch.device, channels: int) -> tuple[int, Kernel]:
+def _loaded(device: torch.device, channels: int, interpolation: Interpolation) -> tuple[int, Kernel]:
     major, minor = torch.cuda.get_device_capability(device)
-    kernel = compiled(10 * major + minor, channels)
+    kernel = compiled(10 * major + minor, channels, interpolation)
     return load_function(kernel.binary, kernel.name, kernel.shared_bytes, device), kernel
 
 
+def constants_of(channels: int, places: int, interpolation: Interpolation) -> dict[str, int]:
+    """The constants that the kernel is compiled with, by name. `places`: of a result that one block makes."""
+    return {"FIELDS": FIELDS, "CHANNELS": channels, "PLACES": places, "CUBIC": int(interpolation == "bicubic")}
+
+
 @functools.cache
-def compiled(capability: int, channels: int) -> Kernel:
+def compiled(capability: int, channels: int, interpolation: Interpolation) -> Kernel:
     """The kernel for a GPU of this compute capability, as in 90. Needs Triton, and no GPU.
 
     Raises EngineError where Triton cannot compile it.
@@ -231,7 +254,7 @@ def compiled(capability: int, channels: int) -> Kernel:
     from nimble_jobs.engine import resize_triton
 
     function: Any = resize_triton.resize_ragged
-    constants = {"FIELDS": FIELDS, "CHANNELS": channels, "PLACES": _PLACES}
+    constants = constants_of(channels, _PLACES, interpolation)
     sizes = dict.fromkeys(resize_triton.SIZES, "i32")
     source = ASTSource(
         fn=function,

@@ -48,16 +48,15 @@ def choose(spec: JobSpec, reader: Reader, device: torch.device) -> tuple[Decode 
     wanted = spec.input.decode
     if wanted == "cpu":
         return on_host(reader.recipe.interpolation), None
-    why = picture_trial.available(device)
-    if why is None:
-        why = reader.recipe.on_host_only
+    host = on_host(reader.recipe.interpolation)
+    why = picture_trial.available(device, reader.recipe.interpolation)
     if why is None and reader.preprocess is None:
         why = "the transform's arithmetic gives values that are not finite"
     if why is None:
-        return Decode(by="gpu", decoder=f"{pictures.decoder_name()}; {on_host().decoder}"), None
+        return Decode(by="gpu", decoder=f"{pictures.decoder_name()}; {host.decoder}", resize=host.resize), None
     if wanted == "gpu":
         raise UsageError(f"input.decode: found gpu, but {why}; expected auto or cpu")
-    return on_host(reader.recipe.interpolation), why if able(device).decoder else None
+    return host, why if able(device).decoder else None
 
 
 def on_host(interpolation: str = "bilinear") -> Decode:
@@ -96,5 +95,7 @@ def on_device(
         recipe.channels,
         resize=recipe.resize,
         center_crop=recipe.center_crop,
+        shortest_edge=recipe.shortest_edge,
+        interpolation=recipe.interpolation,
     )
     return lambda meter: DeviceDecoding(reader.redo, loaded.arrivals, meter, make)

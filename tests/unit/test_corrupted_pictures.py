@@ -103,7 +103,7 @@ def test_corrupted_pictures_are_bad_records_alone(
     monkeypatch.setattr(reader, "FEW", 1 if by == "processes" else 1 << 30)
     if by == "device":
         monkeypatch.setattr(devices, "separate_memory", lambda _: True)
-        monkeypatch.setattr(picture_trial, "available", lambda _: None)
+        monkeypatch.setattr(picture_trial, "available", lambda *_: None)
     found = []
     for folder in folders:
         spec = spec_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,23 @@ def test_large_jpegs_are_decoded_smaller(factor: int, how: str, shapes: list[tup
         height, width, _ = shapes.pop()
         assert 2 * SIZE[0] <= height < large.height
         assert 2 * SIZE[1] <= width < large.width
+
+
+@pytest.mark.parametrize("turned", [1, 6])
+@pytest.mark.usefixtures("library")
+def test_large_jpegs_are_decoded_smaller_by_their_shorter_edge(turned: int, shapes: list[tuple[int, ...]]) -> None:
+    """Bilinearly only: bicubic pixels are those of the model's own processor, which decodes in full."""
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    image = photographs()["china"].resize((1600, 1040), Image.Resampling.LANCZOS)
+    data = jpeg(image, exif=exif)
+    upright = by_pillow(jpeg(picture.ImageOps.exif_transpose(Image.open(BytesIO(data)))), 3, 96, (90, 80))
+    bilinear = Recipe(channels=3, resize=None, center_crop=(90, 80), size=(90, 80), shortest_edge=96)
+    found = pixels(BytesIO(data), bilinear)
+    assert np.abs(found.astype(float) - upright).mean() <= 2
+    assert furthest(found, upright) <= 24
+    pixels(BytesIO(data), replace(bilinear, interpolation="bicubic"))
+    assert [max(shape) for shape in shapes] == [1600 // 4, 1600]
 
 
 def test_sides_are_divided_by_powers_of_two_that_leave_twice_the_result() -> None:

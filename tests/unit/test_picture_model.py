@@ -199,15 +199,16 @@ def test_stored_arrays_by_their_shorter_edge(tmp_path: Path) -> None:
         open_reader(InputSpec(source=str(tmp_path / "x.npy"), format="npy", transform=bicubic))
 
 
-def test_a_device_does_not_take_what_it_cannot_resize() -> None:
-    """It resizes to one size, bilinearly; the manifest names the interpolation."""
-    plain = Recipe(channels=3, resize=(8, 8), center_crop=None, size=(8, 8))
-    assert plain.on_host_only is None
+def test_what_fits_is_left_to_a_device() -> None:
+    """By the shorter edge: small pictures are enlarged, and what would grow beyond all memory is left to the host."""
     edge = Recipe(channels=3, resize=None, center_crop=(8, 8), size=(8, 8), shortest_edge=8)
-    assert edge.on_host_only is not None
-    assert edge.of_parts.on_host_only is None
-    bicubic = Recipe(channels=3, resize=(8, 8), center_crop=None, size=(8, 8), interpolation="bicubic")
-    assert bicubic.on_host_only == "the device resizes bilinearly, and not bicubic"
+    assert edge.fits(2, 3)
+    assert not edge.fits(1, MAX_PIXELS // 60)
+    assert not edge.fits(10_000, 10_000)
+    crop = Recipe(channels=3, resize=None, center_crop=(8, 9), size=(8, 9))
+    assert [crop.fits(8, 9), crop.fits(8, 8)] == [True, False]
+    same = Recipe(channels=3, resize=None, center_crop=None, size=(8, 9))
+    assert [same.fits(8, 9), same.fits(9, 8)] == [True, False]
     assert on_host("bicubic").resize == "bicubic with antialiasing"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from nimble_jobs.engine import nvjpeg, resize
 from nimble_jobs.engine.picture_trial import available
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory
+from nimble_jobs.resizing import Interpolation
 from tests.photographs import batch, by_pillow, damaged, jpeg, photographs
 
 CPU = torch.device("cpu")
@@ -31,17 +33,23 @@ def rows(decoder: PictureDecoder, encoded: list[bytes | np.ndarray], size: tuple
 
 
 @pytest.mark.parametrize("channels", [3, 1])
-@pytest.mark.parametrize(("resized", "crop"), [((64, 80), None), ((72, 72), (64, 60)), (None, (50, 40))])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    ("resized", "crop"), [((64, 80), None), ((72, 72), (64, 60)), (None, (50, 40)), (72, (64, 60)), (400, (300, 224))]
+)
 def test_rows_are_what_pillow_makes(
-    channels: int, resized: tuple[int, int] | None, crop: tuple[int, int] | None
+    channels: int, interpolation: Interpolation, resized: tuple[int, int] | int | None, crop: tuple[int, int] | None
 ) -> None:
-    """Same decoder underneath, so that only the resize differs, by its rounding."""
+    """Same decoder underneath, so that only the resize differs, by its rounding. One number is the shorter edge."""
     encoded = [jpeg(image) for image in photographs().values()]
     encoded += [jpeg(photographs()["china"].convert("L")), jpeg(photographs()["coffee"].resize((51, 55)))]
-    height, width = crop or resized or (0, 0)
-    decoder = PictureDecoder(CPU, height, width, channels, resized, crop)
+    edge = resized if isinstance(resized, int) else None
+    size = None if isinstance(resized, int) else resized
+    height, width = crop or size or (0, 0)
+    decoder = PictureDecoder(CPU, height, width, channels, size, crop, shortest_edge=edge, interpolation=interpolation)
     found = rows(decoder, list(encoded), (height, width, channels)).astype(int)
-    expected = np.stack([by_pillow(one, channels, resized, crop) for one in encoded])
+    kind = Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
+    expected = np.stack([by_pillow(one, channels, resized, crop, kind) for one in encoded])
     if channels == 3:
         assert np.abs(found - expected).max() <= 1
     else:  # the JPEG's own luma, which knows no clipped colours
@@ -245,8 +253,9 @@ def test_a_torchvision_without_decoders_is_a_reason(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_kernel_is_compiled_without_a_gpu() -> None:
-    for channels in (1, 3):
-        kernel = resize.compiled(90, channels)
+    kinds: tuple[Interpolation, ...] = ("bilinear", "bicubic")
+    for channels, interpolation in itertools.product((1, 3), kinds):
+        kernel = resize.compiled(90, channels, interpolation)
         assert (kernel.name, kernel.binary[:4], kernel.arg_types[:5]) == ("resize_ragged", b"\x7fELF", "OOOii")
 
 
@@ -256,7 +265,7 @@ def test_a_kernel_that_cannot_be_compiled_is_an_error_of_the_engine(monkeypatch:
 
     monkeypatch.setattr("triton.compile", fails)
     with pytest.raises(EngineError, match=r"Triton cannot compile it: ValueError: no such target$"):
-        resize.compiled.__wrapped__(70, 3)
+        resize.compiled.__wrapped__(70, 3, "bilinear")
 
 
 RUN = """
@@ -270,17 +279,22 @@ interpreter._patch_lang_tensor = with_counts
 np.seterr(all="ignore")  # places beyond the last one
 from nimble_jobs.engine import resize_triton
 from nimble_jobs.engine.blank import BLANK
-from nimble_jobs.engine.resize import FIELDS, Planes, Shaping, resize_into
+from nimble_jobs.engine.resize import Planes, Shaping, constants_of, resize_into
 generator = torch.Generator().manual_seed(0)
 sizes = [(13, 21), (5, 6), (40, 9)]
 def cut(picture, box):
     top, left, height, width = box.tolist()
     return picture[:, top : top + height, left : left + width]
 for channels in (3, 1):
-    for resize, crop, size, first in (
-        ((9, 7), None, (9, 7), [(1, 1)]), ((12, 16), (8, 9), (8, 9), []), (None, (5, 6), (5, 6), [])
+    for how, crop, size, first in (
+        (dict(resize=(9, 7)), None, (9, 7), [(1, 1)]),
+        (dict(resize=(12, 16)), (8, 9), (8, 9), []),
+        ({}, (5, 6), (5, 6), []),
+        (dict(shortest_edge=10), (8, 9), (8, 9), [(3, 2)]),
+        (dict(resize=(9, 7), interpolation="bicubic"), None, (9, 7), [(1, 1)]),
+        (dict(shortest_edge=17, interpolation="bicubic"), (8, 9), (8, 9), [(3, 2)]),
     ):
-        shaping = Shaping(height=size[0], width=size[1], channels=channels, resize=resize, center_crop=crop)
+        shaping = Shaping(height=size[0], width=size[1], channels=channels, center_crop=crop, **how)
         fitting = [s for s in first + sizes if shaping.fits(np.array([s])).all()]
         pictures = [torch.randint(0, 256, (channels, *s), dtype=torch.uint8, generator=generator) for s in fitting]
         pictures[-1][:] = BLANK
@@ -292,12 +306,12 @@ for channels in (3, 1):
             lines = torch.from_numpy(shaping.lines(Planes.of(pictures), rows, these))
             grid = (-(-size[0] * size[1] // 64), len(pictures))
             flags = torch.full((len(pictures),), 7, dtype=torch.uint8)
-            constants = {"FIELDS": FIELDS, "CHANNELS": channels, "PLACES": 64}
+            constants = constants_of(channels, 64, shaping.interpolation)
             resize_triton.resize_ragged[grid](lines, found, flags, *size, **constants)
             blank = [bool((p if these is None else cut(p, b)).eq(BLANK).all()) for p, b in zip(pictures, boxes)]
             assert flags.tolist() == blank, (flags, blank)
             far = (found.int() - expected.int()).abs()
-            assert far.max() <= 1 and (far > 0).float().mean() < 0.01, (channels, resize, far.max())
+            assert far.max() <= 1 and (far > 0).float().mean() < 0.01, (channels, how, far.max())
 print("equal")
 """
 

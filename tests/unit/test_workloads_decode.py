@@ -77,7 +77,7 @@ def test_a_device_decodes_what_it_can(store: Store, folder: Path, monkeypatch: p
     assert ran(store, spec).state is JobState.SUCCEEDED
     by_cpu = published(spec)
     monkeypatch.setattr(devices, "separate_memory", lambda _: True)
-    monkeypatch.setattr(picture_trial, "available", lambda _: None)  # the stand-in on the CPU
+    monkeypatch.setattr(picture_trial, "available", lambda *_: None)  # the stand-in on the CPU
     again = spec.model_copy(update={"output": spec.output.model_copy(update={"path": folder.parent / "again"})})
     done = ran(store, again)
     assert done.state is JobState.SUCCEEDED, done.error
@@ -99,9 +99,9 @@ def test_who_decodes_is_chosen_by_spec_and_machine(folder: Path, monkeypatch: py
         assert choose(job(folder), reader, CPU) == (on_host(), None)
         with pytest.raises(UsageError, match=r"found gpu, but run\.device is cpu.*; expected auto or cpu"):
             choose(job(folder, decode="gpu"), reader, CPU)
-        monkeypatch.setattr(picture_trial, "available", lambda _: "no such engine")
+        monkeypatch.setattr(picture_trial, "available", lambda *_: "no such engine")
         assert choose(job(folder), reader, gpu) == (on_host(), "no such engine")
-        monkeypatch.setattr(picture_trial, "available", lambda _: None)
+        monkeypatch.setattr(picture_trial, "available", lambda *_: None)
         found, why_not = choose(job(folder), reader, gpu)
         assert found is not None
         assert (found.by, why_not) == ("gpu", None)

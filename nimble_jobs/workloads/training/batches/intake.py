@@ -175,7 +175,13 @@ class Intake:
         recipe = reader.recipe
         if recipe not in self._decoders:
             self._decoders[recipe] = PictureDecoder(
-                self.device, *recipe.size, recipe.channels, resize=recipe.resize, center_crop=recipe.center_crop
+                self.device,
+                *recipe.size,
+                recipe.channels,
+                resize=recipe.resize,
+                center_crop=recipe.center_crop,
+                shortest_edge=recipe.shortest_edge,
+                interpolation=recipe.interpolation,
             )
         return self._decoders[recipe]
 
