@@ -109,7 +109,7 @@ def scoring(  # long, since each option is a parameter
         models=asked.split(model, "--model"),
         dtype=asked.dtypes_of(dtype)[0] if dtype else None,
         format=format_,
-        files=images,
+        files=images.absolute() if images is not None else None,
         count=count,
         size=bench.size_of(size),
         photos=photos,

@@ -69,7 +69,7 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         parts.append(("Schedule", _schedule(job)))
     if job.timings:
         parts.append(("Timings", figures.flat(stages.without(job.timings))))
-        parts.append(("Stages", stages.lines(job.timings)))
+        parts.append(("Stages", stages.of_job(job)))
     if shown.members:
         parts.append(("Devices", members.lines(shown.members)))
     if counts := file_counts.only_new(job, events):

@@ -116,11 +116,19 @@ def _files(top: str, *, below: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
             for entry in entries:
                 if entry.name[0] == ".":
                     continue
-                if not entry.is_dir():
+                if not _leads_to_folder(entry):
                     yield before, entry
                 elif below:
                     inside.append(before + entry.name)
         folders += sorted(inside, reverse=True)
+
+
+def _leads_to_folder(entry: os.DirEntry[str]) -> bool:
+    """False for a link that cannot be followed, too: it is a file that cannot be read."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def _as_listed(path: str, name: str) -> InputFile | None:

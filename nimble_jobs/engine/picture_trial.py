@@ -30,7 +30,7 @@ def available(device: torch.device, interpolation: Interpolation = "bilinear") -
     Raises OutOfMemory and DeviceFault.
     """
     if not able(device).decoder:
-        return f"run.device is {device.type}, and only CUDA devices decode"
+        return f"the job runs on the {device.type.upper()}, and only CUDA devices decode"
     if not torch.cuda.is_available():
         return "CUDA is not available"
     return _trial(torch.device("cuda", device.index or 0), interpolation)

@@ -39,13 +39,13 @@ class Meter:
         self._looks = 0
 
     @contextmanager
-    def busy(self) -> Iterator[None]:
-        """A context whose time counts as work of one worker."""
+    def busy(self, items: int = 1) -> Iterator[None]:
+        """A context whose time counts as work of one worker, on so many items."""
         began = self._now()
         try:
             yield
         finally:
-            self.worked(self._now() - began)
+            self.worked(self._now() - began, items)
 
     def worked(self, seconds: float, items: int = 1) -> None:
         """Count seconds of work by one worker, and the items that they produced."""

@@ -31,16 +31,22 @@ def usable_cores() -> int:
     return max(1, min(_MOST, len(os.sched_getaffinity(0))))
 
 
-def ahead(source: Iterator[T], depth: int, *, name: str = "nimble-ahead") -> Generator[T]:
+def ahead(source: Iterator[T], depth: int, *, meter: Meter | None = None, name: str = "nimble-ahead") -> Generator[T]:
     """The items of `source`; a thread produces up to `depth` of them ahead. Closing the generator ends the thread.
 
-    An error of `source` is raised in place of its item.
+    An error of `source` is raised in place of its item. `meter` counts how many items wait; who does the work times it.
     """
     line = _Line(depth)
+    if meter is not None:
+        meter.limit = depth
     thread = threading.Thread(target=line.fill, args=(source,), name=name, daemon=True)
     thread.start()
     try:
-        while (item := line.items.get()) is not _END:
+        while True:
+            if meter is not None:
+                meter.waiting(line.items.qsize())
+            if (item := line.items.get()) is _END:
+                return
             if isinstance(item, _Raised):
                 raise item.error
             yield item
@@ -205,11 +211,13 @@ def mapped(
     threads: int,
     depth: int,
     meter: Meter | None = None,
+    timed: bool = True,
     name: str = "nimble-stage",
 ) -> Generator[R]:
     """Results of `work` in the order of `source`, at most `depth` of them at once. Closing it ends its threads.
 
     The thread that takes the results also iterates over `source`. An error of `work` is raised in place of its result.
+    The meter's time is that of `work`, unless that times itself because it also waits (`timed=False`).
     """
     pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix=name)
     pending: deque[Future[R]] = deque()
@@ -217,7 +225,7 @@ def mapped(
         meter.workers, meter.limit = threads, depth
 
     def metered(item: T) -> R:
-        if meter is None:
+        if meter is None or not timed:
             return work(item)
         with meter.busy():
             return work(item)

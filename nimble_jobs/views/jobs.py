@@ -175,6 +175,7 @@ def state_text(row: Row) -> str:
     return str(row["state"])
 
 
+EAGER = ("eager", "not built")  # how `schedule_state` begins for jobs that ran in eager
 _BEGUN = {  # the schedule's progress of a job that began in eager
     "eager": "not built, eager PyTorch instead",
     "quick": "not built, eager's kernels captured",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+from nimble_jobs.job import Job
 from nimble_jobs.plural import count
+from nimble_jobs.views.jobs import EAGER, schedule_state
 
 _IDLE = 0.5  # a less busy stage is no bottleneck
 
 _BATCH = "a larger input.batch_size"
 _COMPUTE = (_BATCH, "model.dtype fp16 or bf16", "a faster device")
 _HELP: dict[str, tuple[str, ...]] = {
-    "read and decode": ("more CPU cores or a faster disk, and for pictures input.decode: gpu",),
+    "read and decode": ("more CPU cores or a faster disk",),
     "read": ("a faster disk", "more CPU cores"),
     "decode": ("pictures stored at a smaller size",),
     "upload": ("fewer bytes a record: uint8 instead of float32, or smaller records",),
@@ -30,8 +34,22 @@ def without(timings: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in timings.items() if name not in ("stages", "bottleneck", "phases")}
 
 
-def lines(timings: dict[str, Any]) -> list[tuple[str, str]]:
-    """A line for each stage, and one for the bottleneck; none if nothing was measured."""
+def of_job(job: Job) -> list[tuple[str, str]]:
+    """The stages of a job, with advice that it can follow."""
+    more: dict[str, tuple[str, ...]] = {}
+    if schedule_state(job).startswith(EAGER):
+        more["replay"] = ("a stored schedule (nimble-jobs cache build)",)
+    on_gpu = any(stage["name"] == "download" for stage in job.timings.get("stages") or [])
+    if on_gpu and job.spec.get("input", {}).get("decode") == "cpu":
+        more["read and decode"] = ("input.decode: gpu",)
+    return lines(job.timings, more)
+
+
+def lines(timings: dict[str, Any], more: Mapping[str, tuple[str, ...]] = MappingProxyType({})) -> list[tuple[str, str]]:
+    """A line for each stage, and one for the bottleneck; none if nothing was measured.
+
+    `more` is what would help a stage, by its name, before what always helps.
+    """
     stages = timings.get("stages") or []
     if not stages:
         return []
@@ -42,7 +60,8 @@ def lines(timings: dict[str, Any]) -> list[tuple[str, str]]:
     else:
         text = f"{busiest['name']}: {busiest['busy']:.0%} busy; {_workers(busiest)}"
         # Batches of texts are counted in tokens, and large enough.
-        helps = [what for what in _HELP.get(busiest["name"], ()) if what != _BATCH or "text" not in timings]
+        name = busiest["name"]
+        helps = [*more.get(name, ()), *(h for h in _HELP.get(name, ()) if h != _BATCH or "text" not in timings)]
         if helps:
             text += f". What would help: {_or(helps)}"
     return [*rows, ("bottleneck", text)]

@@ -97,6 +97,8 @@ def execute(
         except FencedOut as fenced:
             if not _owned(store, pulse, patience):
                 log.warning("attempt %d no longer owns the job; its results are dropped", job.attempt)
+                with store.patient(patience.unconditional()):
+                    tidy(store, job.id)  # if the job was cancelled, nobody else will
                 return True
             failure = _bare(DataError(str(fenced)))  # it still owns the job, so somebody else removed its files
             log.error("%s", failure)

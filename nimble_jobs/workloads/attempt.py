@@ -60,30 +60,35 @@ def claimed(
     decode, why_not = decodes.choose(spec, reader, device)
     texts = set_up(spec) if spec.input.format in TEXTS else None
     setup = texts or column.setup
-    how = basis(spec, reader, decode, setup.to_json() if setup is not None else None)
-    decoded_by = str(decode) if decode is not None else None
     if context.decoders is not None:
         reader.hire(context.decoders)
     answers = answers_of(spec, reader)
     options: dict[str, Any] = {
         "through": context.patience.through,
         "ledger": ledger,
-        "basis": how,
-        "decoded_by": decoded_by,
         "successor": job.worker if job.joined else None,
     }
     if answers is not None:
         options["error"] = answers.error
 
+    def decided() -> dict[str, Any]:
+        how = basis(spec, reader, decode, setup.to_json() if setup is not None else None)
+        return {"basis": how, "decoded_by": str(decode) if decode is not None else None}
+
     def stage() -> AnyStaging:
         return context.patience.through(
-            lambda: stage_output(spec.output, job.id, job.attempt, **options), begun=job.attempt > 1
+            lambda: stage_output(spec.output, job.id, job.attempt, **options, **decided()), begun=job.attempt > 1
         )
 
     staging = None if job.joined else stage()
+    alone = context.membership is None  # members each choose, and must choose alike
+    if staging is not None and alone and decodes.may_keep(spec, decode, staging.decoded_before):
+        # Another attempt's shards were decoded by the CPU, as this one can, too.
+        decode, why_not = decodes.on_host(reader.recipe.interpolation), "an earlier attempt began with the CPU"
+        staging = stage()
     part = None
     if context.membership is not None and (staging is None or staging.finished is None):
-        part = Part(context, reader.total, answers=answers, basis=how, decoded_by=decoded_by)
+        part = Part(context, reader.total, answers=answers, **decided())
     context.report(total=reader.total if answers is None else answers.total)
     for note in reader.notes():
         context.event("input", note, {})

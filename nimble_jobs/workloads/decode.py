@@ -66,6 +66,12 @@ def on_host(interpolation: str = "bilinear") -> Decode:
     return Decode(by="cpu", decoder=decoder(), resize=f"{interpolation} with antialiasing")
 
 
+def may_keep(spec: JobSpec, decode: Decode | None, before: str | None) -> bool:
+    """Whether a job that was to decode on the device can keep what decoded its earlier attempt's shards, `before`."""
+    free = spec.input.decode == "auto" and decode is not None and decode.by == "gpu"
+    return free and before == str(on_host())
+
+
 def tell(context: JobContext, decode: Decode | None, why_not: str | None) -> None:
     """Record the decoder on the job, and why it is not the device."""
     if decode is None:

@@ -46,7 +46,8 @@ class DeviceDecoding:
                 with self._meter.busy():
                     failed = decoder.decode(batch.pictures, slot.x, after=slot.taken)
                 batch.release()
-                left, kept, pixels = redone(batch, failed, self._redo)
+                with self._meter.busy(items=0):
+                    left, kept, pixels = redone(batch, failed, self._redo)
                 if not kept:
                     slot.give_back()
                     return None, left

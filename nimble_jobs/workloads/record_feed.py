@@ -77,7 +77,7 @@ class RecordFeed:
         if self._decoding is not None:
             return self._in_slots(parts)
         uploaded = upload(parts, [self._loaded])
-        return uploaded if self._alone else ahead(uploaded, UPLOADED, name="nimble-upload")
+        return uploaded if self._alone else ahead(uploaded, UPLOADED, meter=self._stages.upload, name="nimble-upload")
 
     def end(self) -> None:
         """As `Feed` says."""
@@ -131,7 +131,15 @@ class RecordFeed:
         if self._alone:
             found: Generator[tuple[Arrived | None, Part] | None] = (self._decoded(part) for part in parts)
         else:
-            found = mapped(self._decoded, parts, threads=THREADS, depth=THREADS + 1, name="nimble-decode")
+            found = mapped(
+                self._decoded,
+                parts,
+                threads=THREADS,
+                depth=THREADS + 1,
+                meter=self._stages.decode,
+                timed=False,  # it waits for a slot on the device
+                name="nimble-decode",
+            )
         with closing(found):
             for item in found:
                 if item is None:  # the pipeline is closing

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
 from nimble_jobs.bench.scoring import photos
 from nimble_jobs.bench.scoring.preparation import fitted
+from nimble_jobs.errors import UsageError
 
 SIDE = 64
 
@@ -30,3 +32,20 @@ def test_a_few_classes_compete_and_rounding_decides_nothing(tmp_path: Path) -> N
     assert int(found.max()) < 8
     assert len(found.unique()) > 3
     assert float((found == others).float().mean()) > 0.85
+
+
+def test_files_that_cannot_be_decoded_are_passed_over(tmp_path: Path) -> None:
+    """What they do to a system is its own affair. Without any good file there is nothing to measure."""
+    sources = photos.sources()
+    recipe = photos.Recipe(count=6, width=96, height=80, photos=tuple(source.name for source in sources))
+    good = photos.provide(tmp_path / "jpeg", recipe, sources, lambda _: None)
+    cut, empty = tmp_path / "cut.jpg", tmp_path / "empty.jpg"
+    cut.write_bytes(good[0].read_bytes()[:900])
+    empty.touch()
+    with_bad, without = (
+        fitted("shufflenet_v2_x0_5", files, SIDE) for files in ([cut, *good[:3], empty, *good[3:]], good)
+    )
+    for mine, others in zip(with_bad.state_dict().values(), without.state_dict().values(), strict=True):
+        assert torch.equal(mine, others)
+    with pytest.raises(UsageError, match="--images: none of 2 files can be decoded"):
+        fitted("shufflenet_v2_x0_5", [cut, empty], SIDE)

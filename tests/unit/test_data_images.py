@@ -47,6 +47,17 @@ def test_records_are_sorted_and_hidden_or_other_files_are_none(tmp_path: Path) -
         assert reader.id(0) == "b.png"
 
 
+def test_links_that_cannot_be_followed_are_bad_records(tmp_path: Path) -> None:
+    """They lead to themselves, or have a target whose name is too long; the others are scored."""
+    (tmp_path / "a.png").write_bytes(encoded(PIXELS, "PNG"))
+    (tmp_path / "b.png").symlink_to("b.png")
+    (tmp_path / "c.png").symlink_to("x" * 300)
+    with open_reader(spec_of(tmp_path, resize=(8, 8))) as reader:
+        [batch] = reader.batches(batch_size=3)
+    assert batch.ids == ["a.png"]
+    assert [bad.id for bad in batch.bad] == ["b.png", "c.png"]
+
+
 def test_bad_images_are_named_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Truncated, foreign, empty, oversized and dangling files are bad records with a reason; the others are scored."""
     whole = encoded(PIXELS.repeat(20, 0).repeat(20, 1), "JPEG")

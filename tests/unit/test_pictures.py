@@ -241,7 +241,7 @@ def test_a_batch_too_large_for_the_memory_is_decoded_in_smaller_ones() -> None:
 
 
 def test_the_reason_is_said_where_pictures_cannot_be_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert available(CPU) == "run.device is cpu, and only CUDA devices decode"
+    assert available(CPU) == "the job runs on the CPU, and only CUDA devices decode"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert available(torch.device("cuda")) == "CUDA is not available"
 

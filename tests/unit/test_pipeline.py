@@ -40,6 +40,18 @@ def test_an_error_comes_where_its_item_would_have_come() -> None:
         next(stage)
 
 
+def test_a_meter_sees_what_waits_for_the_next_stage() -> None:
+    """Of a stage that times its own work, too."""
+    queued, worked = Meter("ahead"), Meter("mapped")
+    made = ahead(iter(range(3)), 3, meter=queued)
+    time.sleep(0.05)
+    assert list(made) == [0, 1, 2]
+    assert list(mapped(lambda x: x, range(3), threads=1, depth=2, meter=worked, timed=False)) == [0, 1, 2]
+    assert (queued.load().limit, queued.load().items) == (3, 0)
+    assert queued.load().depth > 0
+    assert (worked.load().limit, worked.load().items, worked.load().busy) == (2, 0, 0.0)
+
+
 def test_no_more_than_the_queue_holds_is_made_ahead() -> None:
     """One item in hand, `depth` in the queue."""
     made = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.views.schedules import grouped, rows_of
-from nimble_jobs.views.stages import lines
+from nimble_jobs.views.stages import lines, of_job
 from nimble_jobs.worker.executor import execute, real_station
 from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.scoring import Scoring
@@ -387,3 +388,19 @@ def test_what_would_help_a_job_over_texts() -> None:
     (_, (_, of_arrays)), (_, (_, of_texts)) = (lines({"stages": [stage], **more}) for more in ({}, {"text": {}}))
     assert "a larger input.batch_size" in of_arrays
     assert of_texts.endswith("What would help: model.dtype fp16 or bf16, or a faster device")
+
+
+def test_what_would_help_is_what_can_be_done(store: Store) -> None:
+    """The GPU decodes only where there is one, and nobody is told to build what is built."""
+
+    def advice(busiest: str, schedule: dict[str, Any], *others: str) -> str:
+        stage = {"workers": 1, "unit": "thread", "limit": 0, "depth": 0.0}
+        stages = [{"name": name, "busy": 0.9 if name == busiest else 0.1, **stage} for name in (busiest, *others)]
+        job = queued(store, spec={"input": {"decode": "cpu"}}, name="n", kind="score", now=0.0)
+        return of_job(replace(job, timings={"stages": stages}, schedule=schedule))[-1][1]
+
+    assert "input.decode" not in advice("read and decode", {})
+    assert "input.decode: gpu, or more CPU cores" in advice("read and decode", {}, "download")
+    assert "cache build" in advice("replay", {"fallback": "on_miss: eager"})
+    assert "cache build" in advice("replay", {"progress": "eager", "first_run": {"why": "few records"}})
+    assert "cache build" not in advice("replay", {"hit": "stored"})

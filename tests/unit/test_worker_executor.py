@@ -192,6 +192,21 @@ def test_a_fenced_attempt_changes_nothing(store: Store, job: Job) -> None:
     assert store.jobs.get(job.id).outputs == {}
 
 
+def test_a_job_that_was_cancelled_meanwhile_leaves_nothing_behind(store: Store, job: Job, tmp_path: Path) -> None:
+    """`cancel --now` ends the job in the store; whoever runs it notices, and removes what it staged."""
+
+    def run(context: JobContext) -> Outcome:
+        staging = Staging(OutputSpec(path=tmp_path / "out"), job.id, job.attempt, ledger=store.publications)
+        staging.write_shard(0, {"id": ["0"]})
+        store.jobs.cancelled(job.id, job.attempt, now=1.0)
+        context.report(phase="publish")
+        raise AssertionError("not reached")
+
+    assert execute(job, station(store, run))
+    assert store.jobs.get(job.id).state is JobState.CANCELLED
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
 @pytest.mark.parametrize("inline", [True, False])
 def test_a_folder_that_vanishes_fails_the_job(store: Store, submit: Claim, tmp_path: Path, inline: bool) -> None:
     """No other attempt took over, so somebody else removed what was staged: the job ends, and says so."""

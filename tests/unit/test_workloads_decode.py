@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,18 @@ from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import picture_trial
 from nimble_jobs.errors import UsageError
-from nimble_jobs.job import JobState
-from nimble_jobs.spec import JobSpec
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.spec import JobSpec, dump
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.worker.executor import execute, real_station
 from nimble_jobs.workloads.basis import basis
+from nimble_jobs.workloads.context import Stop
 from nimble_jobs.workloads.decode import Decode, choose, on_host
+from nimble_jobs.workloads.scoring import Scoring
 from tests.photographs import jpeg, photographs
 from tests.picture_jobs import ran, spec_of
+from tests.store_samples import queued
 
 CPU = torch.device("cpu")
 CODE = """
@@ -97,7 +101,7 @@ def test_who_decodes_is_chosen_by_spec_and_machine(folder: Path, monkeypatch: py
     gpu = torch.device("cuda")
     with open_reader(job(folder).input) as reader:
         assert choose(job(folder), reader, CPU) == (on_host(), None)
-        with pytest.raises(UsageError, match=r"found gpu, but run\.device is cpu.*; expected auto or cpu"):
+        with pytest.raises(UsageError, match=r"found gpu, but the job runs on the CPU.*; expected auto or cpu"):
             choose(job(folder, decode="gpu"), reader, CPU)
         monkeypatch.setattr(picture_trial, "available", lambda *_: "no such engine")
         assert choose(job(folder), reader, gpu) == (on_host(), "no such engine")
@@ -110,6 +114,38 @@ def test_who_decodes_is_chosen_by_spec_and_machine(folder: Path, monkeypatch: py
     spec = job(folder, source=str(folder.parent / "x.npy"), format="npy", transform={})
     with open_reader(spec.input) as reader:
         assert choose(spec, reader, gpu) == (None, None)
+
+
+def test_an_attempt_keeps_the_cpu_of_an_earlier_one(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With auto it takes over shards that the CPU decoded, although this machine's device could decode."""
+    output = {"path": str(folder.parent / "out"), "format": "npy", "shard_size": 4}
+    spec = spec_of(folder, input={"batch_size": 4, "transform": {"resize": [40, 30]}}, output=output)
+    allowed = [str(folder.parent)]
+    made = queued(store, spec=dump(spec), name="n", kind="score", foreground=True, allow_python=allowed, now=0.0)
+    whole, landed = Scoring._counted, list[int]()
+
+    def counted(self: Scoring, one: Any, lane: Any) -> Any:
+        landed.append(one.beside.at.shard)
+        return whole(self, one, lane)
+
+    def attempt(wish: Callable[[], Stop]) -> Job:
+        taken = store.jobs.claim_foreground(made.id, "w", now=10.0)
+        assert taken is not None
+        execute(taken, real_station(store, "w", "cpu", None), wish=wish)
+        return store.jobs.get(made.id)
+
+    monkeypatch.setattr(Scoring, "_counted", counted)
+    assert attempt(lambda: Stop.DRAIN if landed else Stop.GO).state is JobState.QUEUED
+    assert set(landed) == {0}
+    monkeypatch.setattr(devices, "separate_memory", lambda _: True)
+    monkeypatch.setattr(picture_trial, "available", lambda *_: None)
+    done = attempt(lambda: Stop.GO)
+    assert done.state is JobState.SUCCEEDED, done.error
+    assert published(spec)[0]["decode"]["by"] == "cpu"
+    assert sorted(landed) == [0, 1, 2]
+    assert not [event for event in store.jobs.events(done.id) if event.kind == "restart"]
 
 
 def test_the_decoder_is_part_of_the_basis_and_the_wish_is_not(folder: Path) -> None:

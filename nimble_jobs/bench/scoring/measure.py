@@ -13,6 +13,8 @@ from nimble_jobs.bench.scoring.results import ScoringResults
 from nimble_jobs.bench.scoring.workshop import Workshop
 from nimble_jobs.errors import UsageError
 
+_FITTED = 256  # files for the weights: `preparation.fitted` passes over those that cannot be decoded
+
 METHOD = {
     "run_s": "from the first to the last record, with shards or the file written. Ours: as `show` says. Loops: from "
     "when their DataLoader has started its workers; compilation and warm-up left out. Ray Data: from when its actor is "
@@ -37,7 +39,7 @@ def _pictures(wanted: Wanted, shop: Workshop) -> ScoringResults:
     [model] = wanted.models
     files = _jpegs(wanted, shop)
     asked = {"model": model, "side": wanted.side or side_of(model), "weights": str(shop.weights)}
-    environment, request = _prepared(wanted, shop, {**asked, "files": [str(file) for file in files[:64]]})
+    environment, request = _prepared(wanted, shop, {**asked, "files": [str(file) for file in files[:_FITTED]]})
     sizes = [file.stat().st_size for file in files]
     environment["files"] = {
         "count": len(files),

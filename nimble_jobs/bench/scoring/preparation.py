@@ -7,7 +7,9 @@ like. So most answers are clear, and rounding of pixels changes few.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,9 @@ from torch import nn
 
 from nimble_jobs.bench.loops.normal import MEAN, STD
 from nimble_jobs.engine.private.modules import BatchNorm
+from nimble_jobs.errors import UsageError
 from nimble_jobs.models.build import build
+from nimble_jobs.plural import count
 from nimble_jobs.spec.model import ModelSpec
 
 PICTURES = 64
@@ -28,9 +32,14 @@ _NEVER = -100.0  # the logit of all other classes
 
 
 def fitted(name: str, files: Sequence[Path], side: int) -> nn.Module:
-    """A torchvision model on the CPU, in eval mode, fp32. The same files give the same weights. Raises ModelError."""
+    """A torchvision model on the CPU, in eval mode, fp32. The same files give the same weights. Raises ModelError, and
+    UsageError if no file can be decoded.
+    """
     model = build(ModelSpec(source=f"torchvision:{name}", seed=0))
-    x = torch.stack([_pixels(file, side) for file in files[:PICTURES]])
+    pictures = list(islice(_decoded(files, side), PICTURES))
+    if not pictures:
+        raise UsageError(f"--images: none of {count(len(files), 'file')} can be decoded; expected JPEGs")
+    x = torch.stack(pictures)
     for module in model.modules():
         if isinstance(module, BatchNorm):
             module.reset_running_stats()
@@ -72,6 +81,13 @@ def _compare(layer: nn.Linear, features: torch.Tensor) -> None:
     layer.weight[: len(points)] = 2 * scale * points
     layer.bias[: len(points)] = -scale * points.square().sum(1)
     layer.bias[: len(points)] -= (features @ layer.weight.T + layer.bias)[:, : len(points)].mean()  # fits fp16
+
+
+def _decoded(files: Sequence[Path], side: int) -> Iterator[torch.Tensor]:
+    """Pixels of the files that can be decoded. What the others do to a system is for that system to say."""
+    for file in files:
+        with suppress(OSError, SyntaxError, ValueError):  # what Pillow raises on damaged files
+            yield _pixels(file, side)
 
 
 def _pixels(file: Path, side: int) -> torch.Tensor:

@@ -60,7 +60,7 @@ def job(desk: Desk, query: Query, now: float) -> dict[str, Any]:
             "schedule": schedule_state(found) or None,
             "speed": figures.speedup(found.schedule) or None,
             "first_run": first_run(found),
-            "stages": stages.lines(found.timings),
+            "stages": stages.of_job(found),
         },
     }
 
