@@ -24,7 +24,7 @@ from nimble_jobs.packing import Layout as Packing
 from nimble_jobs.plural import count
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec.model import FieldsSpec, InputSpec
-from nimble_jobs.spec.picture_model import OfFolder
+from nimble_jobs.spec.picture_model import OfModel
 from nimble_jobs.spec.transform import TransformSpec
 
 _NO_IMAGES = ("mask", "ids")  # end the names of arguments whose bytes are flags or numbers of tokens
@@ -122,7 +122,7 @@ class SeveralSource(Unblocked):
     def __init__(self, spec: InputSpec, members: Sequence[Column]) -> None:
         """The first member has the ids and labels. Raises DataError if a transform has no image to apply to."""
         first = members[0].source
-        given = spec.transform != TransformSpec() and not isinstance(spec.transform, OfFolder)
+        given = spec.transform != TransformSpec() and not isinstance(spec.transform, OfModel)
         if given and not any(member.is_image for member in members):
             raise DataError(
                 f"{first.stamps[0].path}: input.transform: none of the inputs is an image; "
@@ -191,11 +191,11 @@ def open_each(spec: InputSpec, path: Path, open_one: Callable[[InputSpec, Path],
 def parts_of(spec: InputSpec) -> dict[str, InputSpec]:
     """For each argument, the spec of a job with this input alone. The first one has the ids and labels."""
     made: dict[str, InputSpec] = {}
-    of_folder = spec.transform if isinstance(spec.transform, OfFolder) else None
-    images = {} if of_folder is not None else spec.transform.model_dump()
+    of_model = spec.transform if isinstance(spec.transform, OfModel) else None
+    images = {} if of_model is not None else spec.transform.model_dump()
     for argument, name in (spec.fields.arguments or {}).items():
         others = {} if made else {"id": spec.fields.id, "label": spec.fields.label}
         fields = OfArgument(x=name, argument=argument, **others)
-        transform = OfImages(**images, arrays=not argument.endswith(_NO_IMAGES), of_folder=of_folder)
+        transform = OfImages(**images, arrays=not argument.endswith(_NO_IMAGES), of_model=of_model)
         made[argument] = spec.model_copy(update={"fields": fields, "transform": transform})
     return made

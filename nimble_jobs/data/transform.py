@@ -19,7 +19,7 @@ from nimble_jobs.errors import DataError
 from nimble_jobs.plural import by
 from nimble_jobs.preprocess import BITS, FLOATS, MOST_REDUCED, Layout, Preprocess, result_of
 from nimble_jobs.resizing import weights
-from nimble_jobs.spec.picture_model import OfFolder
+from nimble_jobs.spec.picture_model import OfModel
 from nimble_jobs.spec.transform import TransformSpec
 
 _COLOURS = (1, 3, 4)
@@ -52,13 +52,13 @@ class OfImages(TransformSpec):
     """The transform of one of several inputs: only images take it, and only uint8 arrays are taken for images."""
 
     arrays: bool = True  # whether arrays may be images at all
-    of_folder: OfFolder | None = None  # what encoded pictures take instead
+    of_model: OfModel | None = None  # what encoded pictures take instead
 
 
 def of_pictures(spec: TransformSpec) -> TransformSpec:
     """The transform of encoded pictures. Raises DataError if it is the model's own and is not understood."""
     chosen = _chosen(spec)
-    if isinstance(chosen, OfFolder) and chosen.problem is not None:
+    if isinstance(chosen, OfModel) and chosen.problem is not None:
         raise DataError(f"{chosen.problem}; expected input.transform in the spec")
     return chosen
 
@@ -70,12 +70,12 @@ def one_size(spec: TransformSpec) -> bool:
 
 
 def _chosen(spec: TransformSpec) -> TransformSpec:
-    return spec.of_folder if isinstance(spec, OfImages) and spec.of_folder is not None else spec
+    return spec.of_model if isinstance(spec, OfImages) and spec.of_model is not None else spec
 
 
 def notes_of(spec: TransformSpec) -> tuple[str, ...]:
     """A note for users if the model's folder says how pictures are prepared."""
-    return (f"pictures are prepared as {spec.said_by} says: {spec.words}",) if isinstance(spec, OfFolder) else ()
+    return (f"pictures are prepared as {spec.said_by} says: {spec.words}",) if isinstance(spec, OfModel) else ()
 
 
 def arithmetic(spec: TransformSpec, *, eight_bit: bool, channels: int, trailing: int, where: str) -> Arithmetic:
@@ -197,7 +197,7 @@ def _bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], whe
         raise DataError(f"{where}: holds {_kind(dtype)}; expected numbers")
     if 0 in shape:
         raise DataError(f"{where}: records have shape {shape}; expected at least one value")
-    if isinstance(spec, OfFolder):
+    if isinstance(spec, OfModel):
         spec = TransformSpec()
     if isinstance(spec, OfImages) and not (spec.arrays and dtype == np.uint8 and len(shape) in (2, 3)):
         spec = TransformSpec()

@@ -1,8 +1,9 @@
-"""How a transformers model's folder says that pictures are prepared: preprocessor_config.json. Only JSON is read."""
+"""What a model says of how its pictures are prepared; and a transformers model's folder, of which only JSON is read."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,8 +12,6 @@ from nimble_jobs.errors import ModelError
 from nimble_jobs.plural import by
 from nimble_jobs.sentence import transformer_folder
 from nimble_jobs.sentence.sources import read_mapping, typed
-from nimble_jobs.spec.model import JobSpec
-from nimble_jobs.spec.paths import parse_source
 from nimble_jobs.spec.transform import TransformSpec
 
 # Newer folders keep the settings of pictures in the second one, under `image_processor`.
@@ -23,10 +22,10 @@ _HALF = (0.5, 0.5, 0.5)
 _OF_CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
-class OfFolder(TransformSpec):
-    """The transform that a model's folder asks for. Encoded pictures take it; arrays stay as they are stored."""
+class OfModel(TransformSpec):
+    """The transform that a model asks for. Encoded pictures take it; arrays stay as they are stored."""
 
-    said_by: Path
+    said_by: str  # a file, or the name of the model's weights
     problem: str | None = None  # why it is not understood
 
     @property
@@ -39,8 +38,13 @@ class OfFolder(TransformSpec):
         said += [] if self.scale is None else [f"scale {self.scale:.4g}"]
         for name in ("mean", "std"):
             values = getattr(self, name)
-            said += [] if values is None else [f"{name} {' '.join(f'{value:.4g}' for value in values)}"]
+            said += [] if values is None else [f"{name} {spaced(values)}"]
         return ", ".join(said) or "unchanged"
+
+
+def spaced(values: Sequence[float] | None) -> str:
+    """Numbers for users, as `0.485 0.456 0.406`."""
+    return " ".join(f"{value:.4g}" for value in values or ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +69,7 @@ _KINDS = {
 }
 
 
-def with_folder_transform(spec: JobSpec) -> JobSpec:
-    """The spec, with the transform of its model's folder if it has none of its own.
-
-    What the folder says and is not understood is kept as a problem, which matters only if the input has encoded
-    pictures.
-    """
-    source = parse_source(spec.model.source)
-    if source.scheme != "transformers" or spec.input.transform != TransformSpec():
-        return spec
-    found = folder_transform(Path(source.target))
-    if found is None:
-        return spec
-    return spec.model_copy(update={"input": spec.input.model_copy(update={"transform": found})})
-
-
-def folder_transform(folder: Path) -> OfFolder | None:
+def folder_transform(folder: Path) -> OfModel | None:
     """How the folder's pictures are prepared; None if it does not say. Its `problem` says what is not understood."""
     path = folder / _FILES[0]
     try:
@@ -93,9 +82,9 @@ def folder_transform(folder: Path) -> OfFolder | None:
             if "image_processor" not in settings:
                 return None
             settings = typed(settings, "image_processor", dict, {}, path)
-        return OfFolder(said_by=path, **_steps(settings, path))
+        return OfModel(said_by=str(path), **_steps(settings, path))
     except ModelError as e:
-        return OfFolder(said_by=path, problem=str(e))
+        return OfModel(said_by=str(path), problem=str(e))
 
 
 def _steps(settings: dict[str, Any], path: Path) -> dict[str, Any]:

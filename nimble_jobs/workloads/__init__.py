@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nimble_jobs.spec.picture_model import with_folder_transform
+from nimble_jobs.models.pictures import with_model_transform
 from nimble_jobs.workloads import score, training
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
 from nimble_jobs.workloads.fetching import fetched
@@ -14,7 +14,7 @@ __all__ = ["JobContext", "Outcome", "Stop", "run"]
 
 def run(context: JobContext) -> Outcome:
     """Run one attempt of a job as its spec asks. Raises NimbleError with what went wrong, and Stopped."""
-    with fetched(replace(context, spec=with_folder_transform(context.spec))) as local:
+    with fetched(replace(context, spec=with_model_transform(context.spec))) as local:
         if local.spec.kind == "score":
             return score.run(local)
         return training.run(local)

@@ -14,6 +14,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.inductor import keeping_compilers
 from nimble_jobs.errors import UsageError
 from nimble_jobs.models import permission
+from nimble_jobs.models.pictures import with_model_transform
 from nimble_jobs.planner import Request
 from nimble_jobs.planner.jobs.ahead import Ahead, Told, build_ahead
 from nimble_jobs.planner.jobs.replay import Replay, replay
@@ -21,7 +22,6 @@ from nimble_jobs.planner.lookup.why import Why
 from nimble_jobs.planner.lookup.why import why as planner_why
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.formats import TEXTS
-from nimble_jobs.spec.picture_model import with_folder_transform
 from nimble_jobs.store import ScheduleEntry, Store
 from nimble_jobs.workloads.request import request_of
 from nimble_jobs.workloads.text.job import TextPlan, plan_of
@@ -53,7 +53,7 @@ def asked(
     spec: JobSpec, allowed_python: tuple[Path, ...] = (), memory_bytes: int | None = None
 ) -> tuple[Request, torch.device]:
     """What a scoring job will ask of the planner, if its records are no texts. See `asked_each`."""
-    spec = with_folder_transform(spec)
+    spec = with_model_transform(spec)
     with open_reader(spec.input, tokens=ColumnOfText(spec)) as reader:
         device = devices.resolve(spec.run.device)
         return request_of(spec, reader, device, allowed_python, memory_bytes), device
@@ -66,7 +66,7 @@ def asked_each(
 
     `memory_bytes` is the `--gpu-memory` of the worker that will run the job, if you set one.
     """
-    spec = with_folder_transform(spec)
+    spec = with_model_transform(spec)
     with open_reader(spec.input, tokens=ColumnOfText(spec)) as reader:
         device = devices.resolve(spec.run.device)
         request = request_of(spec, reader, device, allowed_python, memory_bytes)
@@ -78,7 +78,7 @@ def asked_each(
 
 def why(spec: JobSpec, *, store: Store, memory_bytes: int | None = None) -> Why:
     """Hit or miss, and what differs. Nothing is built. Of the buckets of texts, the first miss answers."""
-    spec = with_folder_transform(spec)
+    spec = with_model_transform(spec)
     if spec.kind == "finetune":
         return text_training.why(spec, store=store) if spec.input.format == "text" else training.why(spec, store=store)
     wanted = asked_each(spec, store=store, memory_bytes=memory_bytes)
@@ -101,7 +101,7 @@ def build(
     `told` hears what is going on. Raises UsageError for batch sizes of texts.
     """
     permission.check(spec.model, allowed_python)
-    spec = with_folder_transform(spec)
+    spec = with_model_transform(spec)
     if batch_sizes and spec.input.format in TEXTS:
         raise UsageError(
             "--batch-size: batches of texts are counted in tokens; set input.text.tokens_per_batch instead"

@@ -11,6 +11,7 @@ import torch
 from nimble_jobs.data import AnyStaging, Reader
 from nimble_jobs.data import stage as stage_output
 from nimble_jobs.data.answers import Answers
+from nimble_jobs.models.pictures import left_out
 from nimble_jobs.planner import Request
 from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.workloads import decode as decodes
@@ -90,7 +91,10 @@ def claimed(
     if context.membership is not None and (staging is None or staging.finished is None):
         part = Part(context, reader.total, answers=answers, **decided())
     context.report(total=reader.total if answers is None else answers.total)
-    for note in reader.notes():
+    notes = reader.notes()
+    if reader.decodes and (unlike := left_out(spec)) is not None:
+        notes = [*notes, unlike]
+    for note in notes:
         context.event("input", note, {})
     return Attempt(
         context=context,

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs import planner
+from nimble_jobs.models.pictures import with_model_transform
 from nimble_jobs.planner.jobs.ahead import Told
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
-from nimble_jobs.spec.picture_model import with_folder_transform
 from nimble_jobs.store import Store
 from nimble_jobs.workloads.ahead import asked_each
 from nimble_jobs.workloads.forecast import forecast
@@ -35,7 +35,7 @@ def explain(
     of the worker that will run the job, if you set one. `told` hears what is going on. Raises ModelError, DataError,
     OutOfMemory.
     """
-    spec = with_folder_transform(spec)
+    spec = with_model_transform(spec)
     if spec.kind == "finetune":
         buckets = None
         if spec.input.format == "text":

@@ -21,10 +21,10 @@ from nimble_jobs.errors import DataError, ModelError, NimbleError, UsageError, f
 from nimble_jobs.models.build import shapes_only
 from nimble_jobs.models.call_arguments import call_of
 from nimble_jobs.models.packed import Packed
+from nimble_jobs.models.pictures import with_model_transform
 from nimble_jobs.models.source import source_of
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.formats import TEXTS
-from nimble_jobs.spec.picture_model import with_folder_transform
 from nimble_jobs.workloads.text.setup import ColumnOfText, set_up
 from nimble_jobs.workloads.training.batches.augment import Augment
 from nimble_jobs.workloads.training.step.losses import targets
@@ -41,7 +41,7 @@ class Look:
 def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
     """Open the input, read one record, and compare it with device and model. A user's mistakes become `problems`."""
     seen = Look()
-    spec = with_folder_transform(spec)
+    spec = with_model_transform(spec)
     reader: Reader | None = None
     try:
         wanted = targets(spec.train.loss) if spec.train is not None else "classes"

@@ -9,16 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torchvision.models import get_model_weights
 
 from nimble_jobs.data import open_reader
 from nimble_jobs.decoding.picture import Undecodable, pixels
 from nimble_jobs.decoding.recipe import MAX_PIXELS, Recipe, scaled
 from nimble_jobs.errors import DataError
-from nimble_jobs.spec import TransformSpec
+from nimble_jobs.models.pictures import left_out, with_model_transform
+from nimble_jobs.spec import JobSpec, TransformSpec
 from nimble_jobs.spec.model import FieldsSpec, InputSpec
-from nimble_jobs.spec.picture_model import OfFolder, folder_transform, with_folder_transform
+from nimble_jobs.spec.picture_model import OfModel, folder_transform
 from nimble_jobs.workloads.decode import on_host
+from tests.photographs import photographs
 from tests.picture_jobs import spec_of
 
 CLIP = {
@@ -102,7 +106,7 @@ def test_what_is_read(tmp_path: Path) -> None:
     }
     new = folder_transform(said(tmp_path / "d", "processor_config.json", image_processor=CLIP))
     assert new is not None
-    assert (new.shortest_edge, new.said_by.name) == (24, "processor_config.json")
+    assert (new.shortest_edge, Path(new.said_by).name) == (24, "processor_config.json")
     assert folder_transform(said(tmp_path / "e", "processor_config.json", tokenizer={})) is None
     assert folder_transform(tmp_path) is None
 
@@ -154,12 +158,82 @@ def test_the_spec_wins(tmp_path: Path) -> None:
     """A transform of the spec is taken whole; other sources of models have no folder."""
     said(tmp_path / "model", **CLIP)
     folder = spec_of(tmp_path, input={}, output={"path": "out"}, model={"source": f"transformers:{tmp_path}/model"})
-    assert isinstance(with_folder_transform(folder).input.transform, OfFolder)
+    assert isinstance(with_model_transform(folder).input.transform, OfModel)
     own = TransformSpec(resize=(8, 8))
     given = folder.model_copy(update={"input": folder.input.model_copy(update={"transform": own})})
-    assert with_folder_transform(given).input.transform is own
+    assert with_model_transform(given).input.transform is own
     other = spec_of(tmp_path, input={}, output={"path": "out"})
-    assert with_folder_transform(other) is other
+    assert with_model_transform(other) is other
+
+
+def of_weights(tmp_path: Path, name: str, weights: str) -> JobSpec:
+    asked = spec_of(
+        tmp_path, input={}, output={"path": "out"}, model={"source": f"torchvision:{name}", "weights": weights}
+    )
+    return with_model_transform(asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("resnet50", "DEFAULT"),
+        ("resnet50", "IMAGENET1K_V1"),
+        ("efficientnet_b1", "IMAGENET1K_V1"),
+        ("efficientnet_v2_l", "DEFAULT"),
+        ("vgg16", "IMAGENET1K_FEATURES"),
+    ],
+)
+def test_named_weights_of_torchvision_say_how(name: str, weights: str, tmp_path: Path) -> None:
+    """As torchvision prepares pictures for them, up to 1 of 255. It rounds the place of a crop to an even number, so
+    for some widths it lies one pixel further than ours; these have other widths.
+    """
+    asked = of_weights(tmp_path, name, weights)
+    steps: Any = get_model_weights(name)[weights].transforms()
+    edge, side = steps.resize_size[0], steps.crop_size[0]
+    width = next(width for width in range(560, 600) if (edge * width // 390 - side) % 4 != 3)
+    images = [photographs()[key].crop((0, 0, width, 390)) for key in ("china", "coffee")]
+    for i, image in enumerate(images):
+        image.save(tmp_path / f"{i}.png")
+    with open_reader(asked.input) as reader:
+        [batch] = reader.batches(batch_size=2)
+        [note] = reader.notes()
+    assert note.startswith(f"pictures are prepared as {get_model_weights(name)[weights]} says: {edge} pixels on")
+    expected = torch.stack([steps(image) for image in images]).numpy()
+    far = np.abs(batch.x - expected) * np.array(steps.std, np.float32)[:, None, None] * 255
+    assert far.max() <= 1.01
+
+
+def test_a_transform_without_what_the_weights_expect_is_noticed(tmp_path: Path) -> None:
+    """Not if it has either, nor if nothing is known about the weights."""
+    asked = of_weights(tmp_path, "resnet50", "IMAGENET1K_V1")
+    assert left_out(asked) is None
+    for transform, weights, told in (
+        (TransformSpec(resize=(224, 224)), "IMAGENET1K_V1", True),
+        (TransformSpec(resize=(224, 224), mean=(0.5,)), "IMAGENET1K_V1", False),
+        (TransformSpec(resize=(224, 224)), "a.pt", False),
+    ):
+        own = asked.model_copy(
+            update={
+                "input": asked.input.model_copy(update={"transform": transform}),
+                "model": asked.model.model_copy(update={"weights": weights}),
+            }
+        )
+        assert with_model_transform(own) is own
+        assert (left_out(own) is not None) == told
+        assert not told or "ResNet50_Weights.IMAGENET1K_V1 expects pictures less their mean (0.485" in str(
+            left_out(own)
+        )
+
+
+def test_what_weights_do_not_say_stays_open(tmp_path: Path) -> None:
+    """Random weights, files, other kinds of models, and names that the build of the model refuses."""
+    for name, weights in (
+        ("fcn_resnet50", "DEFAULT"),
+        ("resnet50", "NONE"),
+        ("nothing", "DEFAULT"),
+        ("resnet50", "a.pt"),
+    ):
+        assert of_weights(tmp_path, name, weights).input.transform == TransformSpec()
 
 
 def test_arrays_do_not_take_it(tmp_path: Path) -> None:
@@ -169,15 +243,15 @@ def test_arrays_do_not_take_it(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=pixels, age=np.ones(2, dtype=np.float32))
     for fields in (FieldsSpec(x="images"), FieldsSpec(x={"pixel_values": "images", "age": "age"})):
         plain = InputSpec(source=str(tmp_path / "x.npz"), format="npz", fields=fields)
-        of_folder = plain.model_copy(update={"transform": found})
-        with open_reader(plain) as one, open_reader(of_folder) as other:
+        of_model = plain.model_copy(update={"transform": found})
+        with open_reader(plain) as one, open_reader(of_model) as other:
             assert one.signature == other.signature
             np.testing.assert_array_equal(one.take(np.array([0, 1])).x, other.take(np.array([0, 1])).x)
     numbers = {"fields": FieldsSpec(x={"age": "age"})}
     own = plain.model_copy(update={**numbers, "transform": TransformSpec(resize=(8, 8))})
     with pytest.raises(DataError, match="none of the inputs is an image"):
         open_reader(own)
-    with open_reader(of_folder.model_copy(update=numbers)) as reader:
+    with open_reader(of_model.model_copy(update=numbers)) as reader:
         assert reader.packing is not None
 
 

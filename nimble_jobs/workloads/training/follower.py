@@ -23,10 +23,10 @@ from nimble_jobs.decoding.pool import Decoders
 from nimble_jobs.device_errors import device_error, words
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import CheckpointGone, Damaged, JobFailed, NimbleError
+from nimble_jobs.models.pictures import with_model_transform
 from nimble_jobs.orphans import die_with
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.switches import as_in_training
-from nimble_jobs.spec.picture_model import with_folder_transform
 from nimble_jobs.store import open_store
 from nimble_jobs.workloads.context import JobContext, Stop
 from nimble_jobs.workloads.training.attempt import Kinds, Ready, prepared, train
@@ -76,7 +76,7 @@ def follow(hear: Hear, say: Say) -> None:
         job = store.jobs.get(part.job)
         context = JobContext(
             job=job,
-            spec=with_folder_transform(specs.restore(job.spec)),
+            spec=with_model_transform(specs.restore(job.spec)),
             device=part.device,
             store=store,
             residents=_NoResidents(),
