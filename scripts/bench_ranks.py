@@ -1,18 +1,25 @@
 """Fine-tuning on several devices beside one, with the same global batch: records a second, and how far losses differ.
 
-    python scripts/bench_ranks.py [--gpus 2] [--models resnet50,mobilenet_v2] [--size 224] [--batch 256] [--steps 60]
-                                  [--dtype bf16] [--device auto] [--lr 0.01] [--on-miss build] [--fuse auto]
+    python scripts/bench_ranks.py [--gpus 2] [--models resnet50,mobilenet_v2] [--size 224] [--batch 256] [--steps 64]
+                                  [--dtype bf16] [--device auto] [--lr 0.01] [--on-miss eager,build] [--fuse auto]
 
-Records are random pictures in one array, so that decoding is no part of it. Prints a line of JSON for each job, and one
-that compares both. `worst_loss_difference` is the largest relative one over all steps. Needs so many free GPUs; with
-`--device cpu` the ranks share the cores, which measures the losses but not the speed.
+Records are random pictures in one array, so that decoding is no part of it. Prints a line of JSON for each job once it
+has ended, and one that compares both. Trainings in eager, which need no build, come first, and of each pair that on
+several devices, so that the first figures come early. Phases go to standard error as they begin.
+
+`steady_records_per_s` counts from a fifth of the records on, so without the start; `ratio` compares these.
+`worst_loss_difference` is the largest relative one over all steps. Needs so many free GPUs; with `--device cpu` the
+ranks share the cores, so there is no ratio.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
+import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +36,11 @@ from nimble_jobs.worker.foreground import run_inline
 _BATCHES = 8  # in the array: an epoch
 SPEC = """\
 version: 1
-name: {model}-{gpus}
+name: {name}
 kind: finetune
 model: {{source: "torchvision:{model}", args: {{num_classes: 10}}, dtype: {dtype}}}
 input: {{source: records.npz, format: npz, fields: {{x: images, label: labels}}, batch_size: {batch}}}
-output: {{path: out/{model}-{gpus}, if_exists: replace}}
+output: {{path: out/{name}, if_exists: replace}}
 schedule: {{on_miss: {on_miss}, fuse: "{fuse}"}}
 train: {{epochs: {epochs}, optimizer: {{name: sgd, lr: {lr}, momentum: 0.9}}, checkpoint: null}}
 run: {{device: {device}, gpus: {gpus}}}
@@ -47,11 +54,11 @@ def main() -> int:
     parser.add_argument("--models", default="resnet50,mobilenet_v2")
     parser.add_argument("--size", type=int, default=224, help="height and width of pictures, pixels")
     parser.add_argument("--batch", type=int, default=256, help="records of a batch, on all devices together")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--lr", type=float, default=0.01)
-    parser.add_argument("--on-miss", default="build")
+    parser.add_argument("--on-miss", default="eager,build", help="one or both, in this order")
     parser.add_argument("--fuse", choices=("auto", "off", "max"), default="auto", help="off builds in seconds")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -60,49 +67,93 @@ def main() -> int:
         count = _BATCHES * options.batch
         images = rng.integers(0, 256, (count, options.size, options.size, 3), dtype=np.uint8)
         np.savez(folder / "records.npz", images=images, labels=rng.integers(0, 10, count))
+        bench = _Bench(folder, options)
         with open_store(resolve(str(folder / "home"))) as store:
-            for model in options.models.split(","):
-                print(json.dumps(_compared(store, folder, model, options)), flush=True)
+            for on_miss, model in product(options.on_miss.split(","), options.models.split(",")):
+                bench.compare(store, model, on_miss)
     return 0
 
 
-def _compared(store: Store, folder: Path, model: str, options: argparse.Namespace) -> dict[str, Any]:
-    one, several = (_trained(store, folder, model, gpus, options) for gpus in (1, options.gpus))
-    losses = [_losses(folder / "out" / f"{model}-{gpus}") for gpus in (1, options.gpus)]
-    return {
-        "model": model,
-        "size": options.size,
-        "batch": options.batch,
-        "dtype": options.dtype,
-        "gpus": options.gpus,
-        "device": devices.describe(devices.resolve(options.device)),
-        "torch": torch.__version__,
-        "one_records_per_s": round(one.timings["records_per_s"], 1),
-        "several_records_per_s": round(several.timings["records_per_s"], 1),
-        "ratio": round(several.timings["records_per_s"] / one.timings["records_per_s"], 3),
-        "runs": [job.schedule["runs"] for job in (one, several)],
-        "steps": len(losses[0]),
-        "first_loss_difference": float(abs(losses[1] / losses[0] - 1)[0]),
-        "worst_loss_difference": float(abs(losses[1] / losses[0] - 1).max()),
-        "last_losses": [float(column[-1]) for column in losses],
-    }
+class _Watch:
+    """Sees the progress of one job."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._began = name, time.perf_counter()
+        self._phase: object = None
+        self._points: list[tuple[float, int]] = []  # seconds, records done
+
+    def __call__(self, report: dict[str, Any]) -> None:
+        now, phase = time.perf_counter() - self._began, report.get("phase")
+        if phase not in (None, self._phase):
+            self._phase = phase
+            print(f"{self._name}: {phase} after {now:.1f} s", file=sys.stderr, flush=True)
+        if report.get("done"):
+            self._points.append((now, report["done"]))
+
+    @property
+    def steady_records_per_s(self) -> float | None:
+        """Records a second from a fifth of them on; None if too few reports came."""
+        from_here = [point for point in self._points if 5 * point[1] >= self._points[-1][1]]
+        if len(from_here) < 2 or from_here[0] == from_here[-1]:
+            return None
+        (start, before), (end, after) = from_here[0], from_here[-1]
+        return (after - before) / (end - start)
 
 
-def _trained(store: Store, folder: Path, model: str, gpus: int, options: argparse.Namespace) -> Job:
-    spec = folder / f"{model}-{gpus}.yaml"
-    given = {name: getattr(options, name) for name in ("batch", "dtype", "lr", "device", "on_miss", "fuse")}
-    spec.write_text(SPEC.format(model=model, gpus=gpus, epochs=-(-options.steps // _BATCHES), **given))
-    queued = client.submit(spec, store=store, foreground=True)
-    done = run_inline(store, queued.id)
-    assert done.state is JobState.SUCCEEDED, done.error
-    figures = {name: done.timings.get(name) for name in ("build_s", "run_s", "records_per_s")}
-    print(json.dumps({"model": model, "gpus": gpus, **figures}), flush=True)
-    return done
+class _Bench:
+    """Trains models in one folder."""
 
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self._folder, self._options = folder, options
+        self._on_cpu = devices.resolve(options.device).type == "cpu"
 
-def _losses(folder: Path) -> np.ndarray:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return np.array([line["loss"] for line in lines if line["kind"] == "step"])
+    def compare(self, store: Store, model: str, on_miss: str) -> None:
+        """Print a line for the job on several devices, one for that on one, and one for both."""
+        counts = (self._options.gpus, 1)
+        trained = [self._trained(store, model, gpus, on_miss) for gpus in counts]
+        if any(job.state is not JobState.SUCCEEDED for job, _ in trained):
+            return
+        several, one = (self._losses(model, gpus, on_miss) for gpus in counts)
+        fast, slow = (watch.steady_records_per_s for _, watch in trained)
+        far = np.abs(several / one - 1)
+        self._say(
+            model=model,
+            on_miss=on_miss,
+            size=self._options.size,
+            batch=self._options.batch,
+            dtype=self._options.dtype,
+            device=devices.describe(devices.resolve(self._options.device)),
+            torch=torch.__version__,
+            ratio=None if self._on_cpu or not fast or not slow else round(fast / slow, 3),
+            runs=[job.schedule["runs"] for job, _ in trained],
+            steps=len(one),
+            first_loss_difference=float(far[0]),
+            worst_loss_difference=float(far.max()),
+            last_losses=[float(several[-1]), float(one[-1])],
+        )
+
+    def _trained(self, store: Store, model: str, gpus: int, on_miss: str) -> tuple[Job, _Watch]:
+        name = f"{model}-{on_miss}-{gpus}"
+        spec = self._folder / f"{name}.yaml"
+        given = {key: getattr(self._options, key) for key in ("batch", "dtype", "lr", "device", "fuse")}
+        epochs = -(-self._options.steps // _BATCHES)
+        spec.write_text(SPEC.format(name=name, model=model, gpus=gpus, epochs=epochs, on_miss=on_miss, **given))
+        queued = client.submit(spec, store=store, foreground=True)
+        watch = _Watch(name)
+        done = run_inline(store, queued.id, on_report=watch)
+        steady = watch.steady_records_per_s
+        figures = {key: done.timings.get(key) for key in ("build_s", "run_s", "records_per_s")}
+        figures["steady_records_per_s"] = None if steady is None else round(steady, 1)
+        self._say(model=model, gpus=gpus, on_miss=on_miss, state=done.state.value, error=done.error, **figures)
+        return done, watch
+
+    def _losses(self, model: str, gpus: int, on_miss: str) -> np.ndarray:
+        path = self._folder / "out" / f"{model}-{on_miss}-{gpus}" / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        return np.array([line["loss"] for line in lines if line["kind"] == "step"])
+
+    def _say(self, **line: Any) -> None:
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@
 # Parts that are joined by + run side by side, each on its GPU. Whatever a part wrote by the end of its time is in FOLDER.
 #   tests      all of tests/gpu, one file after another (TESTS names other files)
 #   inference  MODELS (default: the paper's twelve) in fp16 with `torch.compile` default and ours
-#   ranks      a fine-tuning on two GPUs beside one        devices    a scoring job on two GPUs beside one
+#   ranks      a fine-tuning on two GPUs beside one (MODELS, default resnet50)   devices    a scoring job on two GPUs beside one
 #   text       MiniLM and BERT-base over 100,000 texts      scoring    ours and the best loop over JPEGs
 #   resident   small jobs of one worker                     run        a stored `run` and its phases
 #   text-start fresh processes with stored buckets          text-training  BERT-base, ours and torch.compile's best mode
@@ -34,7 +34,7 @@ part() {  # NAME SECONDS: measure it
         inference)
             GPUS=${CUDA_VISIBLE_DEVICES:-0} DTYPES=fp16 WARM=$(($2 * 3 / 10)) STOP=$(($2 - 15)) COMPILERS=compile-default,ours \
                 scripts/bench_all.sh inference "$out" --fuse auto --shared-caches --sample 300ms --systems compile-default,ours ;;
-        ranks) "$PYTHON" scripts/bench_ranks.py --fuse off --steps 32 --batch 128 ;;
+        ranks) "$PYTHON" scripts/bench_ranks.py --models "${MODELS:-resnet50}" --on-miss eager,build --fuse off --steps 64 ;;
         devices) "$PYTHON" scripts/bench_devices.py --json "$out.json" ;;
         text)
             "$PYTHON" -m nimble_jobs.cli.main bench text --models "${TEXTS:-minilm}" --count 100000 --rounds 1 --batch-sizes 256 \
