@@ -13,6 +13,7 @@ from importlib.metadata import version
 import numpy as np
 import torch
 
+from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.engine import enqueue, jpeg_engines, nvjpeg, streams
 from nimble_jobs.engine.blank import BlankMemory
 from nimble_jobs.engine.device import able
@@ -83,6 +84,19 @@ class PictureDecoder:
         self._memory = BlankMemory(self.device, self._at_once_bytes)
         self._used: tuple[torch.Tensor, int, int] | None = None  # the engines' pictures: memory, bytes, number
         self._engines = None if decode is not None else jpeg_engines.take(self.device, channels)
+
+    @classmethod
+    def of(cls, device: torch.device, recipe: Recipe) -> PictureDecoder:
+        """What decodes the pictures of an input. Raises as the constructor does."""
+        return cls(
+            device,
+            *recipe.size,
+            recipe.channels,
+            recipe.resize,
+            recipe.center_crop,
+            shortest_edge=recipe.shortest_edge,
+            interpolation=recipe.interpolation,
+        )
 
     @property
     def memory_bytes(self) -> int:

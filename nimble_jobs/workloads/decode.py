@@ -91,17 +91,5 @@ def on_device(
     if decode is None or decode.by == "cpu":
         return None
     residents.make_room(THREADS * pictures.memory_bytes(loaded.device))
-    recipe = reader.recipe
-    height, width = recipe.size
-    make = partial(
-        PictureDecoder,
-        loaded.device,
-        height,
-        width,
-        recipe.channels,
-        resize=recipe.resize,
-        center_crop=recipe.center_crop,
-        shortest_edge=recipe.shortest_edge,
-        interpolation=recipe.interpolation,
-    )
+    make = partial(PictureDecoder.of, loaded.device, reader.recipe)
     return lambda meter: DeviceDecoding(reader.redo, loaded.arrivals, meter, make)

@@ -174,15 +174,7 @@ class Intake:
     def _decoder(self, reader: Reader) -> PictureDecoder:
         recipe = reader.recipe
         if recipe not in self._decoders:
-            self._decoders[recipe] = PictureDecoder(
-                self.device,
-                *recipe.size,
-                recipe.channels,
-                resize=recipe.resize,
-                center_crop=recipe.center_crop,
-                shortest_edge=recipe.shortest_edge,
-                interpolation=recipe.interpolation,
-            )
+            self._decoders[recipe] = PictureDecoder.of(self.device, recipe)
         return self._decoders[recipe]
 
     def _on_stream(self) -> AbstractContextManager[object]:
