@@ -2,7 +2,8 @@
 
 `pyarrow.array` is not used here, because it asks whether its input is pandas' and so imports pandas, if that is
 installed, and parts of numpy. That holds Python's lock for a third of a second, while the other stages of a job wait.
-So do plain Python values as arguments of `pyarrow.compute`, and conversions of truth values to numpy.
+So do plain Python values as arguments of `pyarrow.compute`, `numpy.asarray` of an array, and conversions of truth
+values to numpy.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ def numbers(values: np.ndarray) -> Any:
     for length in reversed(values.shape[1:]):
         made = pa.FixedSizeListArray.from_arrays(made, length)
     return made
+
+
+def values(array: pa.Array) -> np.ndarray:
+    """The numbers of an array without nulls, read-only and not copied."""
+    return np.from_dlpack(array)
 
 
 def texts(values: Sequence[str]) -> Any:

@@ -133,9 +133,9 @@ class Words:
         with self._lock:
             self._seen += len(coded)
             self.pays = self._new <= _TRIAL + self._seen * _NEW
-        found = known.table.take(arrow.numbers(numbers[np.asarray(coded.indices)]))
-        last = np.asarray(split.offsets)[1:]  # the word behind each text
-        return np.asarray(found.values), np.asarray(found.offsets)[last].astype(np.int64)
+        found = known.table.take(arrow.numbers(numbers[arrow.values(coded.indices)]))
+        last = arrow.values(split.offsets)[1:]  # the word behind each text
+        return arrow.values(found.values), arrow.values(found.offsets)[last].astype(np.int64)
 
     @staticmethod
     def _numbers(known: _Known, words: Sequence[str]) -> np.ndarray:
