@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import json
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.identity import FOLDER_WEIGHTS, existing, missing_package, opened
 from nimble_jobs.models.source import similar
+from nimble_jobs.models.unfilled import Unfilled
 from nimble_jobs.sentence import transformer_folder
 
 _log = logging.getLogger(__name__)
@@ -105,7 +107,7 @@ def _refuse_remote_code(folder: Path) -> None:
 def _class_of(config: Any, transformers: Any) -> Any:
     """The class that `architectures` names, else the bare model of the configuration's type."""
     names = config.architectures or []
-    cls = getattr(transformers, names[0], None) if names else None
+    cls = _named(names[0], config, transformers) if names else None
     if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
         return cls
     return _bare(config, transformers)
@@ -116,7 +118,7 @@ def _encoder_of(config: Any, transformers: Any) -> Any:
     bare = _bare(config, transformers)
     if not config.is_encoder_decoder:
         return bare
-    encoder = getattr(transformers, bare.__name__.removesuffix("Model") + "EncoderModel", None)
+    encoder = _named(bare.__name__.removesuffix("Model") + "EncoderModel", config, transformers)
     if encoder is None:
         raise ModelError(
             f"output.pooling: {config.model_type!r} has an encoder and a decoder, and transformers cannot load its "
@@ -127,13 +129,26 @@ def _encoder_of(config: Any, transformers: Any) -> Any:
 
 def _bare(config: Any, transformers: Any) -> Any:
     own = f"{type(config).__name__.removesuffix('Config')}Model"
-    if own in (config.architectures or []) and hasattr(transformers, own):
-        return getattr(transformers, own)  # to import AutoModel, and scikit-learn with it, takes most of a second
+    if own in (config.architectures or []) and (cls := _named(own, config, transformers)) is not None:
+        return cls  # to import AutoModel, and scikit-learn with it, takes most of a second
     try:
         found = transformers.AutoModel._model_mapping[type(config)]
     except KeyError:
         raise ModelError(f"config.json: transformers has no model for {config.model_type!r}") from None
     return found[0] if isinstance(found, tuple) else found
+
+
+def _named(name: str, config: Any, transformers: Any) -> Any:
+    """What transformers has by this name, or None. Most models lie beside their configuration.
+
+    Asked for a model by the name alone, transformers first reads the files of all models.
+    """
+    beside = sys.modules.get(type(config).__module__.rpartition(".")[0])
+    if getattr(beside, "__name__", "").startswith(f"{transformers.__name__}.models."):
+        found = getattr(beside, name, None)
+        if found is not None:
+            return found
+    return getattr(transformers, name, None)
 
 
 @contextmanager
@@ -157,7 +172,7 @@ def _with_weights(
 ) -> Any:
     """The model with the folder's weights. `more`: arguments of its class. Raises ModelError."""
     try:
-        with _without_report() if new_head or headless else nullcontext():
+        with _without_report() if new_head or headless else nullcontext(), Unfilled():
             model, info = cls.from_pretrained(
                 folder,
                 config=config,
