@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from nimble_jobs.spec import JobSpec, parse_source
@@ -60,10 +61,12 @@ class Early:
             importlib.import_module("torch")
             self._torch.set()
             importlib.import_module("nimble_jobs.worker.foreground")
-            scheme = parse_source(self._spec.model.source).scheme
-            if scheme == "transformers":
-                importlib.import_module("transformers.modeling_utils")
-            if scheme == "torchvision":
+            source = parse_source(self._spec.model.source)
+            if source.scheme == "transformers":
+                from nimble_jobs.models.transformers_import import import_transformers
+
+                import_transformers(Path(source.target))
+            if source.scheme == "torchvision":
                 from nimble_jobs.models.torchvision_import import import_torchvision
 
                 import_torchvision()
