@@ -114,7 +114,7 @@ import transformers, transformers.models
 usual = sys.argv[2] != "light"
 assert usual or type(transformers).__name__ == "Incomplete"
 print(json.dumps([
-    [sorted(dir(package)), sorted(package.__all__), sorted(package._modules),
+    [sorted(dir(package)), sorted(set(package.__all__)), sorted(package._modules),
      sorted(package._class_to_module.items()),
      sorted((name, sorted(map(str, kinds))) for name, kinds in package._object_missing_backend.items())]
     for package in (transformers, transformers.models)
