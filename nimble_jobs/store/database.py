@@ -290,9 +290,9 @@ class Database:
 
 def _opened(url: str | URL, source: str) -> tuple[URL, Engine]:
     """The parsed URL and its engine. Raises StoreError, which shows no password."""
-    if not str(url).startswith("sqlite"):
-        postgres.check_url(str(url), source)
     try:
+        if not str(url).startswith("sqlite"):
+            postgres.check_url(str(url), source)
         parsed = make_url(url)
         if parsed.get_backend_name() == "postgresql":
             return parsed, postgres.create(parsed)

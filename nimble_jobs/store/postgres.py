@@ -61,7 +61,10 @@ _PASSING = ("08", "53", "57", "58", "25")  # connection, resources, intervention
 
 
 def check_url(text: str, source: str) -> None:
-    """Raises StoreError, which never shows a password, for a PostgreSQL URL that cannot be used."""
+    """Raises StoreError, which never shows a password, for a PostgreSQL URL that cannot be used.
+
+    Raises ValueError, whose message may quote a part of the URL, for what is no URL at all.
+    """
     parts = urlsplit(text)
     if parts.scheme != DRIVER:
         raise StoreError(

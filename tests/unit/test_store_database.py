@@ -251,6 +251,11 @@ def test_fork(database: Database) -> None:
         ("mysql+pymysql://user:secret@host/db", r"found mysql\+pymysql://; expected a SQLAlchemy URL"),
         ("postgresql+psycopg://user:pa@secret@host/db", "several @"),
         ("postgresql+psycopg://user:secret@host:port/db", "cannot be read"),
+        (
+            "postgresql+psycopg://user:secret@[::1/db",
+            "NIMBLE_JOBS_DB: the address cannot be read; expected a SQLAlchemy URL",
+        ),
+        ("postgresql+psycopg://user:sec[ret@host/db", "cannot be read"),
         ("postgresql+psycopg://user:secret@/db?host=/nowhere", "cannot be used"),
         ("postgresql+psycopg://user@/db?host=/nowhere&password=secret", "cannot be used"),
         ("sqlite+nosuch:////tmp/x.db", "expected a SQLAlchemy URL"),
