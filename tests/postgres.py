@@ -15,6 +15,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.postgres_server import WITH_PASSWORD
 
 SUITE = "NIMBLE_JOBS_TESTS_SUITE"  # process id of the test run, for all of its processes
 _START_S = 60.0
@@ -37,6 +40,27 @@ def schema() -> Iterator[str]:
         connection.execute(f"CREATE SCHEMA {name}")  # type: ignore[arg-type]
         yield f"postgresql+psycopg://postgres@/postgres?host={socket}&options=-csearch_path%3D{name}"
         connection.execute(f"DROP SCHEMA {name} CASCADE")  # type: ignore[arg-type]
+
+
+@contextmanager
+def role(url: str, password: str) -> Iterator[str]:
+    """The URL with a role of its own that owns nothing and must give its password, without the password."""
+    import psycopg
+
+    name = f"{WITH_PASSWORD}{os.getpid()}_{next(_numbers)}"
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")  # type: ignore[arg-type]
+        yield url.replace("postgres@", f"{name}@")
+        connection.execute(f"DROP ROLE {name}")  # type: ignore[arg-type]
+
+
+def alter(url: str, role_url: str, password: str) -> None:
+    """Give the role in `role_url` another password."""
+    import psycopg
+
+    name = urlsplit(role_url).username
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f"ALTER ROLE {name} PASSWORD '{password}'")  # type: ignore[arg-type]
 
 
 def empty(url: str) -> None:

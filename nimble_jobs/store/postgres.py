@@ -8,6 +8,7 @@ lock belongs to the transaction, so a pooler between client and server does no h
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -56,8 +57,22 @@ _CLAIM_INDEX = (
 )
 
 _BUSY = {"40001", "40P01", "55P03", "25P03"}  # serialization, deadlock, lock timeout, idle in the transaction
-_REFUSED = {"28000", "28P01", "3D000", "42501", "3F000"}  # who may connect and to what; a wait does not change it
-_PASSING = ("08", "53", "57", "58", "25")  # connection, resources, intervention, system, read-only
+_REFUSED = {"42501", "3F000"}  # who may do what; a wait does not change it
+# connection, resources, intervention, system, read-only; who may connect, and to which database
+_PASSING = ("08", "53", "57", "58", "25", "28", "3D")
+
+_CHECK_SERVER = "check that the server runs and can be reached"
+_CHECK_USER = "check the user, its rights and ~/.pgpass"
+_CHECK_DATABASE = "there is no such database; check its name, or make it with createdb"
+_CHECK_BOTH = "check the database's name, the user, its rights and ~/.pgpass"
+# A failed connect has no SQLSTATE in psycopg, only a message. libpq writes a server's answer into it as
+# "SEVERITY:  text", in the server's language; two spaces come nowhere else. So other languages get the widest advice.
+_ANSWER = re.compile(r"\S:  (.+)")
+_ANSWERS = (
+    (re.compile(r"the database system is |too many |remaining connection slots "), _CHECK_SERVER),
+    (re.compile(r'database ".*" does not exist'), _CHECK_DATABASE),
+    (re.compile(r"authentication failed|role \".*\" |pg_hba\.conf|permission denied"), _CHECK_USER),
+)
 
 
 def check_url(text: str, source: str) -> None:
@@ -149,16 +164,36 @@ def busy(error: Exception) -> bool:
 
 
 def explain(error: Exception, name: str) -> NimbleError:
-    """The error for users that a driver's error stands for. The driver's words hold no password."""
+    """The error for users that a driver's error stands for. The driver's words hold no password.
+
+    A refused connect counts as trouble that passes: a password may be changed, or a database restored, meanwhile.
+    """
     state = _state(error)
     cause = error.orig if isinstance(error, DBAPIError) else error
     words = " ".join(str(cause).split()) or type(cause).__name__
     if state in _REFUSED:
-        return StoreError(f"{name}: {words}; check the user, its rights and ~/.pgpass")
+        return StoreError(f"{name}: {words}; {_CHECK_USER}")
     lost = isinstance(error, OperationalError) and (state is None or error.connection_invalidated)
     if lost or (state is not None and state.startswith(_PASSING)):
-        return StoreTrouble(f"{name}: cannot be used ({words}); check that the server runs and can be reached")
+        return StoreTrouble(f"{name}: cannot be used ({words}); {_advice(error, state)}")
     return StoreError(f"{name}: {type(cause).__name__}: {words}")
+
+
+def _advice(error: Exception, state: str | None) -> str:
+    """What to do about a connection that failed or was lost."""
+    if state is not None:
+        return _CHECK_DATABASE if state == "3D000" else _CHECK_USER if state.startswith("28") else _CHECK_SERVER
+    if not isinstance(error, DBAPIError) or error.connection_invalidated:  # it was lost, and is closed by now
+        return _CHECK_SERVER
+    tried = getattr(error.orig, "pgconn", None) if error.statement is None else None
+    if tried is None:
+        return _CHECK_SERVER
+    if tried.needs_password:  # the server asked for one, and there was none
+        return _CHECK_USER
+    answer = _ANSWER.search(tried.error_message.decode(errors="replace"))
+    if answer is None:
+        return _CHECK_SERVER
+    return next((advice for words, advice in _ANSWERS if words.search(answer[1])), _CHECK_BOTH)
 
 
 def _state(error: Exception) -> str | None:
