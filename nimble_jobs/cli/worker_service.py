@@ -40,28 +40,32 @@ def install(
     """Write a systemd user unit for this state folder's worker, start it, and start it with each session.
 
     Each state folder has one unit. Installing again replaces the file. Without systemd the command prints how to run
-    the worker.
+    the worker. If NIMBLE_JOBS_DB holds a password, it goes into a file of its own beside the unit.
     """
     from nimble_jobs.service import Manager
 
     service = _service(ctx, device, devices, gpu_memory)
     manager = Manager()
-    text = service.text()
+    files = service.files()
     if dry_run:
-        output.note(f"{manager.path(service.name)}:")
-        output.emit(text.rstrip("\n"))
+        for name, text in service.files(hidden=True).items():
+            output.note(f"{manager.path(name)}:")
+            output.emit(text.rstrip("\n"))
         return
     why = manager.missing()
     if why is not None:
         _without_systemd(manager, service, why)
         raise typer.Exit(1)
-    path = manager.path(service.name)
     before = manager.read(service.name)
-    _write(manager, service.name, text)
+    # The unit is the last one: without the file that it names, it would not start.
+    changed = [_put(manager, name, files.get(name)) for name in (service.secrets_name, service.name)]
     manager.enable(service.name)
     output.emit(service.name)
-    output.note(f"{path}: " + ("unchanged" if before == text else "written" if before is None else "replaced"))
-    if before not in (None, text):
+    done = "written" if before is None else "replaced" if any(changed) else "unchanged"
+    output.note(f"{manager.path(service.name)}: {done}")
+    if service.secrets_name in files:
+        output.note(f"{manager.path(service.secrets_name)}: holds the database's password; only you can read it")
+    if done == "replaced":
         output.note(
             f"the running worker keeps the old settings; restart it with: systemctl --user restart {service.name}"
         )
@@ -84,18 +88,24 @@ def uninstall(
     path = manager.path(service.name)
     if manager.read(service.name) is None:
         raise NotFound(f"{path}: no service is installed for the state folder {service.home}")
+    names = [name for name in (service.name, service.secrets_name) if manager.path(name).exists()]
+    paths = " and ".join(str(manager.path(name)) for name in names)
     if dry_run:
-        output.note(f"would stop {service.name} and remove {path}")
+        output.note(f"would stop {service.name} and remove {paths}")
         return
-    if not options.confirmed(f"Stop {service.name} and remove {path}?", yes=yes):
+    if not options.confirmed(f"Stop {service.name} and remove {paths}?", yes=yes):
         return
-    if (why := manager.missing()) is None:
+    why = manager.missing()
+    if why is None:
         manager.disable(service.name)
-        manager.forget(service.name)
     else:
-        output.note(f"{why}; only the unit file is removed, and a running worker continues")
-        _removed(path)
-    output.note(f"removed {path}")
+        output.note(f"{why}; only files are removed, and a running worker continues")
+    # The unit is the last one, so that after a failure the command can be repeated.
+    for name in reversed(names):
+        _put(manager, name, None)
+    if why is None:
+        manager.forget(service.name)
+    output.note(f"removed {paths}")
 
 
 @app.command()
@@ -175,18 +185,12 @@ def _without_systemd(manager: Manager, service: Service, why: str) -> None:
     output.emit(service.by_hand().rstrip("\n"))
 
 
-def _write(manager: Manager, name: str, text: str) -> None:
+def _put(manager: Manager, name: str, text: str | None) -> bool:
+    """Write the file, or remove it if there is no text. False if nothing changes. Raises NimbleError."""
     try:
-        manager.write(name, text)
+        return manager.remove(name) if text is None else manager.write(name, text)
     except OSError as e:
         raise NimbleError(f"{manager.path(name)}: {e.strerror}") from e
-
-
-def _removed(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as e:
-        raise NimbleError(f"{path}: {e.strerror}") from e
 
 
 def _worker(ctx: typer.Context, pid: int) -> str | None:

@@ -59,12 +59,12 @@ class Manager:
         return f"systemctl --user does not work: {_reason(done) or f'exit code {done.returncode}'}"
 
     def write(self, name: str, text: str) -> bool:
-        """Write a unit file. False if it is unchanged. Raises OSError."""
+        """Write a unit file, or a file beside it. False if it is unchanged. Raises OSError."""
         path = self.path(name)
         if self.read(name) == text:
             return False
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(path, text.encode())  # private, because its environment may hold a database password
+        write_whole(path, text.encode())  # private: one holds a password, and search paths are nobody else's concern
         return True
 
     def read(self, name: str) -> str | None:
@@ -83,9 +83,16 @@ class Manager:
         """Stop the unit, and do not start it again. Raises NimbleError."""
         self._must("disable", "--now", name)
 
+    def remove(self, name: str) -> bool:
+        """Remove a unit file, or a file beside it. False if there is none. Raises OSError."""
+        try:
+            self.path(name).unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
     def forget(self, name: str) -> None:
-        """Remove the unit's file. Raises OSError, NimbleError."""
-        self.path(name).unlink(missing_ok=True)
+        """Have systemd forget a unit whose file was removed. Raises NimbleError."""
         self._must("daemon-reload")
         self._call("reset-failed", name)  # fails harmlessly if the unit had not failed
 

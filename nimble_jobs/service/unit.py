@@ -1,7 +1,10 @@
 """The text of a systemd unit that runs a worker, quoted by systemd's rules.
 
-Source: systemd.service(5), "Command lines"; systemd.exec(5), `Environment=`; systemd.syntax(7), "Quoting";
-systemd.unit(5), "Specifiers".
+A database's address with a password does not stand in the unit, whose variables `systemctl show` and `systemctl cat`
+print, but in a file beside it.
+
+Source: systemd.service(5), "Command lines"; systemd.exec(5), `Environment=`, `EnvironmentFile=`; systemd.syntax(7),
+"Quoting"; systemd.unit(5), "Specifiers".
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nimble_jobs.errors import UsageError
+from nimble_jobs.settings.fields import with_stars, without_password
 
 _MARGIN_S = 30.0  # beyond the grace period: the last writes, and the end of the child process
 _KEPT = ("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TORCH_HOME", "XDG_CACHE_HOME")
 _OURS = "NIMBLE_JOBS_"
 _HOME = "NIMBLE_JOBS_HOME"
+_DATABASE = "NIMBLE_JOBS_DB"
 _NOT_IN_NAME = re.compile(r"[^A-Za-z0-9]+")
 
 
@@ -44,6 +49,11 @@ class Service:
         return f"nimble-jobs-{'-'.join([*words, digest])[-80:].strip('-')}.service"
 
     @property
+    def secrets_name(self) -> str:
+        """The name of the file beside the unit that holds the variables with a password."""
+        return f"{self.name.removesuffix('.service')}.env"
+
+    @property
     def command(self) -> list[str]:
         """The command, with this interpreter's path, so that PATH does not matter."""
         words = [self.python, "-P", "-m", "nimble_jobs.worker", "--home", str(self.home)]
@@ -60,9 +70,24 @@ class Service:
         """Seconds from SIGTERM to SIGKILL."""
         return math.ceil(self.grace_s + _MARGIN_S)
 
+    def files(self, *, hidden: bool = False) -> dict[str, str]:
+        """Names and texts of the unit file and, if there is a password, of the file that holds it.
+
+        With `hidden`, *** stands for the password. Raises UsageError as `text` does.
+        """
+        secrets = "".join(
+            f"{name}={_shell_quoted(with_stars(value) if hidden else value)}\n"
+            for name, value in self.environment.items()
+            if _has_password(name, value)
+        )
+        return {self.name: self.text()} | ({self.secrets_name: secrets} if secrets else {})
+
     def text(self) -> str:
-        """The unit file. Raises UsageError for paths and variables that a unit file cannot hold."""
-        variables = {_HOME: str(self.home), **self.environment}
+        """The unit file, without passwords. Raises UsageError for paths and variables that a unit file cannot hold."""
+        plain = {name: value for name, value in self.environment.items() if not _has_password(name, value)}
+        variables = {_HOME: str(self.home), **plain}
+        # %E is the folder in which systemd looks for units of users. A path would have to be escaped as a pattern.
+        secrets = [f"EnvironmentFile=%E/systemd/user/{self.secrets_name}"] if len(plain) < len(self.environment) else []
         lines = [
             "# Written by `nimble-jobs worker service install`, which replaces it.",
             "[Unit]",
@@ -75,6 +100,7 @@ class Service:
             "# The colon keeps systemd from replacing $NAME in it.",
             "ExecStart=:" + " ".join(_quoted(word) for word in (*_shell(self.python), *self.command)),
             *(f"Environment={_quoted(f'{name}={value}')}" for name, value in variables.items()),
+            *secrets,
             "Restart=on-failure",
             "RestartSec=10",
             "# Bad usage or a bad configuration: starting again would not help.",
@@ -92,8 +118,11 @@ class Service:
         return "\n".join(lines) + "\n"
 
     def by_hand(self) -> str:
-        """Instructions to run it without systemd."""
-        variables = {_HOME: str(self.home), **self.environment}
+        """Instructions to run it without systemd, with *** for a password."""
+        shown = {
+            name: with_stars(value) if _has_password(name, value) else value for name, value in self.environment.items()
+        }
+        variables = {_HOME: str(self.home), **shown}
         words = " ".join(
             [*(f"{name}={shlex.quote(value)}" for name, value in variables.items()), shlex.join(self.command)]
         )
@@ -104,6 +133,10 @@ class Service:
             f"{self.stop_s} s:\n\n  exec env {words}\n\n"
             "With cron, it begins at each start of the machine if `crontab -e` gets this line:\n\n"
             f"  @reboot {crontab}\n"
+        ) + (
+            f"\nThe password in {_DATABASE} is not shown. Put it into ~/.pgpass, and leave :*** out of the address.\n"
+            if shown != self.environment
+            else ""
         )
 
 
@@ -113,10 +146,20 @@ def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in _KEPT if environ.get(name)} | dict(sorted(ours.items()))
 
 
+def _has_password(name: str, value: str) -> bool:
+    return name == _DATABASE and without_password(value) != value
+
+
 def _shell(program: str) -> tuple[str, ...]:
     """The words before a program whose name systemd refuses as the first word of a command."""
     safe = program.isprintable() and not _REFUSED & set(program)
     return () if safe else ("/bin/sh", "-c", 'exec "$0" "$@"')
+
+
+def _shell_quoted(text: str) -> str:
+    """A value in an environment file, which systemd reads as a shell would. An address holds printable letters only."""
+    escaped = "".join(f"\\{letter}" if letter in '"\\`$' else letter for letter in text)
+    return f'"{escaped}"'
 
 
 def _quoted(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, WithJsonSchema
 
@@ -56,8 +56,20 @@ def without_password(address: str) -> str:
     """A database's address without the password, in its place or among the options."""
     scheme, _, rest = address.partition("://")
     place, _, query = _PASSWORD.sub(r"\1@", rest).partition("?")
-    options = "&".join(each for each in query.split("&") if each.partition("=")[0].lower() not in SECRET_OPTIONS)
+    options = "&".join(each for each in query.split("&") if not _is_secret(each))
     return f"{scheme}://{place}" + (f"?{options}" if options else "")
+
+
+def with_stars(address: str) -> str:
+    """A database's address to show, with *** for the password, in its place or among the options."""
+    scheme, _, rest = address.partition("://")
+    place, mark, query = _PASSWORD.sub(r"\1:***@", rest).partition("?")
+    options = "&".join(f"{each.partition('=')[0]}=***" if _is_secret(each) else each for each in query.split("&"))
+    return f"{scheme}://{place}{mark}{options}"
+
+
+def _is_secret(option: str) -> bool:
+    return unquote_plus(option.partition("=")[0]).lower() in SECRET_OPTIONS
 
 
 def _database(text: str) -> str:

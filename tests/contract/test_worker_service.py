@@ -105,6 +105,41 @@ def test_install_again_and_uninstall(fake: Path, capsys: pytest.CaptureFixture[s
     assert "no service is installed for the state folder" in capsys.readouterr().err
 
 
+def test_a_password_is_kept_beside_the_unit(
+    fake: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a file that only its owner can read, and that goes with the unit, or once there is no password any more."""
+    monkeypatch.setenv("NIMBLE_JOBS_DB", "postgresql+psycopg://jobs:sekret@host/db")
+    folder = fake.parent / "config" / "systemd" / "user"
+
+    def install() -> str:
+        assert main(["worker", "service", "install"]) == 0
+        said = capsys.readouterr()
+        assert "sekret" not in said.out + said.err
+        return said.err
+
+    assert "only you can read it" in install()
+    secrets, unit = sorted(folder.iterdir())
+    assert (secrets.suffix, unit.suffix, secrets.stem) == (".env", ".service", unit.stem)
+    assert secrets.read_text() == 'NIMBLE_JOBS_DB="postgresql+psycopg://jobs:sekret@host/db"\n'
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (secrets, unit)] == [0o600, 0o600]
+    assert "sekret" not in unit.read_text()
+    assert f"{unit}: unchanged" in install()
+    monkeypatch.setenv("NIMBLE_JOBS_DB", "postgresql+psycopg://jobs:other@host/db")
+    assert f"{unit}: replaced" in install()  # the running worker has the old password
+    assert "other" in secrets.read_text()
+    monkeypatch.setenv("NIMBLE_JOBS_DB", "postgresql+psycopg://jobs@host/db")
+    assert f"{unit}: replaced" in install()
+    assert list(folder.iterdir()) == [unit]
+    monkeypatch.setenv("NIMBLE_JOBS_DB", "postgresql+psycopg://jobs:sekret@host/db")
+    install()
+    assert main(["worker", "service", "uninstall", "--dry-run"]) == 0
+    assert f"and remove {unit} and {secrets}" in capsys.readouterr().err
+    monkeypatch.delenv("NIMBLE_JOBS_DB")
+    assert main(["worker", "service", "uninstall", "--yes"]) == 0
+    assert list(folder.iterdir()) == []
+
+
 def test_two_folders_have_two_units(fake: Path) -> None:
     """Neither install touches the other's file."""
     homes = [str(fake.parent / name) for name in ("a", "b")]
@@ -131,9 +166,26 @@ def test_status(fake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "journalctl --user -u" in said.err
 
 
+def test_a_unit_is_removed_without_systemd(
+    fake: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the file that holds the password."""
+    monkeypatch.setenv("NIMBLE_JOBS_DB", "postgresql+psycopg://jobs:sekret@host/db")
+    assert main(["worker", "service", "install"]) == 0
+    (fake / "systemctl").unlink()
+    assert main(["worker", "service", "uninstall", "--yes"]) == 0
+    assert "only files are removed" in capsys.readouterr().err
+    assert list((fake.parent / "config" / "systemd" / "user").iterdir()) == []
+
+
 @pytest.mark.parametrize("why", ["no systemctl", "no bus"])
-def test_without_systemd(fake: Path, capsys: pytest.CaptureFixture[str], why: str) -> None:
-    """Nothing is written; the command that somebody else must run is printed, and the exit code says it."""
+def test_without_systemd(
+    fake: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Nothing is written; the command that somebody else must run is printed without the password, and the exit code
+    says it.
+    """
+    monkeypatch.setenv("NIMBLE_JOBS_DB", "postgresql+psycopg://jobs:sekret@host/db")
     if why == "no systemctl":
         (fake / "systemctl").unlink()
     else:
@@ -144,6 +196,7 @@ def test_without_systemd(fake: Path, capsys: pytest.CaptureFixture[str], why: st
     assert expected in said.err
     assert f"-m nimble_jobs.worker --home '{fake.parent}/state folder'" in said.out
     assert "SIGKILL after 90 s" in said.out
+    assert "sekret" not in said.out + said.err
     assert "@reboot NIMBLE_JOBS_HOME=" in said.out
     assert not (fake.parent / "config").exists()
 

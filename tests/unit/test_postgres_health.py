@@ -73,9 +73,16 @@ def test_doctor_and_other_commands_never_show_the_password(
     with postgres.schema() as url:
         secret = url.replace("postgres@", "postgres:sesame@")
         monkeypatch.setenv("NIMBLE_JOBS_DB", secret)
-        for words in (["doctor", "--no-device"], ["config", "show"], ["ls"], ["worker", "ls"]):
+        for words in (
+            ["doctor", "--no-device"],
+            ["config", "show"],
+            ["ls"],
+            ["worker", "ls"],
+            ["worker", "service", "install", "--dry-run"],
+        ):
             answer = cli(*words)
             assert "sesame" not in answer.out + answer.err
+        assert "postgresql+psycopg://postgres:***@/postgres?" in answer.out
         monkeypatch.setenv("NIMBLE_JOBS_DB", secret.replace("?host=", "?host=/nowhere"))
         answer = cli("--debug", "ls")
         assert answer.code != 0

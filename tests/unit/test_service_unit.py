@@ -117,6 +117,40 @@ def test_the_environment_of_a_service() -> None:
     assert environment_of(given) == {"PATH": "/bin", "NIMBLE_JOBS_DB": "postgresql://u:p@h/d"}
 
 
+def database_in(file: Path) -> str:
+    """The address that a shell reads in an environment file, which by systemd.exec(5) systemd reads alike."""
+    command = ["/bin/sh", "-c", '. "$0" && printf %s "$NIMBLE_JOBS_DB"', str(file)]
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=PATIENCE_S).stdout.decode()
+
+
+@pytest.mark.parametrize("password", ["sekret", "s'ek\"ret", "s\\ek$HOME`x`%h", "s#;ek ret", "sé%40kret"])
+def test_a_password_stands_in_a_file_of_its_own(tmp_path: Path, password: str) -> None:
+    """The unit names that file and nothing of the password; stars stand for it in what is shown."""
+    address = f"postgresql+psycopg://jobs:{password}@host/db"
+    made = service(Path("/a"), environment={"PATH": "/bin", "NIMBLE_JOBS_DB": address})
+    files = made.files()
+    assert list(files) == [made.name, made.secrets_name]
+    (tmp_path / "a.env").write_text(files[made.secrets_name])
+    assert database_in(tmp_path / "a.env") == address
+    assert lines_of(files[made.name], "EnvironmentFile") == [f"%E/systemd/user/{made.secrets_name}"]
+    assert lines_of(files[made.name], "Environment") == ['"NIMBLE_JOBS_HOME=/a"', '"PATH=/bin"']
+    stars = address.replace(password, "***")
+    assert made.files(hidden=True) == {made.name: files[made.name], made.secrets_name: f'NIMBLE_JOBS_DB="{stars}"\n'}
+    by_hand = made.by_hand()
+    assert password not in files[made.name] + by_hand
+    assert f"NIMBLE_JOBS_DB='{stars}'" in by_hand
+    assert "Put it into ~/.pgpass" in by_hand
+
+
+def test_an_address_without_a_password_stands_in_the_unit() -> None:
+    """There is no second file then."""
+    made = service(Path("/a"), environment={"NIMBLE_JOBS_DB": "postgresql+psycopg://jobs@host/db"})
+    assert made.files() == {made.name: made.text()} == made.files(hidden=True)
+    assert '"NIMBLE_JOBS_DB=postgresql+psycopg://jobs@host/db"' in lines_of(made.text(), "Environment")
+    assert "EnvironmentFile" not in made.text()
+    assert "pgpass" not in made.by_hand()
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 @pytest.mark.parametrize("name", ODD[:-1])
 def test_systemd_takes_it(tmp_path: Path, name: str) -> None:
@@ -124,7 +158,8 @@ def test_systemd_takes_it(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
     (folder / "python").symlink_to("/bin/true")
-    made = service(folder, python=str(folder / "python"), environment={"PATH": f"{folder}:/bin"})
+    variables = {"PATH": f"{folder}:/bin", "NIMBLE_JOBS_DB": "postgresql+psycopg://jobs:sekret@host/db"}
+    made = service(folder, python=str(folder / "python"), environment=variables)
     path = tmp_path / made.name
     path.write_text(made.text())
     command = ["systemd-analyze", "verify", "--man=no", str(path)]

@@ -11,7 +11,7 @@ import pytest
 from nimble_jobs.cli.config import text_of
 from nimble_jobs.errors import SettingsError
 from nimble_jobs.settings import Settings, Watched, check_file, json_schema, read_settings, variable
-from nimble_jobs.settings.fields import without_password
+from nimble_jobs.settings.fields import with_stars, without_password
 from tests.bad_settings import BAD_SETTINGS, GOOD, BadSettings
 
 DAY_S = 86400.0
@@ -210,6 +210,14 @@ def test_a_password_is_removed_whatever_it_holds(password: str) -> None:
     """Also where the address then cannot be used, because the variable is shown by `config show` before that."""
     address = f"postgresql+psycopg://user:{password}@host/name"
     assert without_password(f"{address}?sslmode=require") == "postgresql+psycopg://user@host/name?sslmode=require"
+    assert with_stars(f"{address}?sslmode=require") == "postgresql+psycopg://user:***@host/name?sslmode=require"
+
+
+def test_a_password_among_the_options() -> None:
+    """Also if its name is written in another way."""
+    address = "postgresql+psycopg://user@host/name?sslmode=require&pass%77ord=s3cret&SSLpassword=s3cret"
+    assert without_password(address) == "postgresql+psycopg://user@host/name?sslmode=require"
+    assert with_stars(address) == ("postgresql+psycopg://user@host/name?sslmode=require&pass%77ord=***&SSLpassword=***")
 
 
 @pytest.mark.parametrize("user", ["user@corp", "us/er", "us?er"])
@@ -232,3 +240,4 @@ def test_a_password_is_removed_whatever_the_user_is(user: str) -> None:
 )
 def test_an_address_without_a_password_stays_as_it_is(rest: str) -> None:
     assert without_password(f"postgresql+psycopg://{rest}") == f"postgresql+psycopg://{rest}"
+    assert with_stars(f"postgresql+psycopg://{rest}") == f"postgresql+psycopg://{rest}"
