@@ -14,6 +14,7 @@ import torch
 from nimble_jobs import machine, plural
 from nimble_jobs.engine.private import runtime
 from nimble_jobs.errors import UsageError
+from nimble_jobs.spec.units import BadValue, parse_device
 
 _SWITCHES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # read by NVIDIA's libraries
 
@@ -72,14 +73,18 @@ def resolve(wanted: str, asker: str = "run.device") -> torch.device:
 
     Raises UsageError if there is no such device. `asker`, a field or an option, is named in the message.
     """
+    try:
+        parse_device(wanted)
+    except BadValue as e:
+        raise UsageError(f"{asker}: {e}") from e
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UsageError(f"{asker}: {wanted} is not available; torch finds no CUDA device on this machine")
-    device = torch.device(wanted)
-    index = device.index if device.index is not None else torch.cuda.current_device()
+    number = wanted.partition(":")[2]
+    index = int(number) if number else torch.cuda.current_device()  # torch itself takes cuda:256 for cuda:0
     if index >= torch.cuda.device_count():
         devices = plural.count(torch.cuda.device_count(), "CUDA device")
         raise UsageError(f"{asker}: {wanted} does not exist; this machine has {devices}")

@@ -64,6 +64,11 @@ def parse_device(text: str) -> str:
     return text
 
 
+def is_single_device(text: str) -> bool:
+    """Whether it is the name of one device whatever the machine has: cpu or cuda:N."""
+    return re.fullmatch(DEVICE_PATTERN, text) is not None and text not in ("auto", "cuda")
+
+
 def parse_duration(value: object) -> float:
     """Seconds of a number, or of a text such as `2h`, `1h30m` or `500ms`. Raises BadValue."""
     seconds = math.nan

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
 from nimble_jobs.errors import NimbleError, UsageError
 from nimble_jobs.plural import count
+from nimble_jobs.spec.units import is_single_device
 
 ALL = "all"
 MOST = 64
-_ONE = re.compile(r"cpu|cuda:\d+")
 # Run by a process of its own, because the supervisor never loads torch. It obeys CUDA_VISIBLE_DEVICES.
 _COUNT = "import torch; print(torch.cuda.device_count())"
 _COUNT_S = 120.0
@@ -25,7 +24,7 @@ def devices_of(text: str, *, option: str = "--devices") -> tuple[str, ...]:
     if text == ALL:
         return _present(option)
     names = tuple(name.strip() for name in text.split(","))
-    wrong = [name for name in names if not _ONE.fullmatch(name)]
+    wrong = [name for name in names if not is_single_device(name)]
     if wrong:
         raise UsageError(f"{option}: found {wrong[0]!r}; expected all, or a list such as cuda:0,cuda:2 or cpu,cpu")
     again = [name for name in names if name != "cpu" and names.count(name) > 1]

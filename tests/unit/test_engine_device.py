@@ -13,6 +13,7 @@ import torch
 
 from nimble_jobs import machine
 from nimble_jobs.engine import device as devices
+from nimble_jobs.errors import UsageError
 from tests import prefork
 
 
@@ -119,6 +120,7 @@ import json, os, sys, types
 import torch
 from nimble_jobs import machine
 from nimble_jobs.engine import device as devices
+from nimble_jobs.errors import UsageError
 
 properties = types.SimpleNamespace(name="G", major=9, minor=0, multi_processor_count=1, total_memory=2**30)
 torch.cuda.get_device_properties = lambda _device: properties
@@ -167,3 +169,21 @@ def test_a_machine_has_its_cpu_and_every_gpu(monkeypatch: pytest.MonkeyPatch) ->
     """The CPU comes first."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert [str(device) for device in devices.present()] == ["cpu", "cuda:0", "cuda:1"]
+
+
+@pytest.mark.parametrize("name", ["cuda:00", "cuda:\u0663", "cuda:99999999999999999999", "cuda:-1", "gpu", ""])
+def test_names_that_are_none(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """They are refused in words, wherever the name comes from, whether or not the machine has a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UsageError, match=r"^run\.device: found '.*'; expected auto, cpu, cuda or cuda:N$"):
+        devices.resolve(name)
+
+
+def test_a_device_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device's number is a byte in torch, which takes cuda:256 for cuda:0."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.resolve("cuda:1") == torch.device("cuda", 1)
+    for name in ("cuda:2", "cuda:200", "cuda:256"):
+        with pytest.raises(UsageError, match=rf"^--device: {name} does not exist; this machine has 2 CUDA devices"):
+            devices.resolve(name, "--device")

@@ -19,6 +19,13 @@ def test_a_list_in_its_order() -> None:
     [
         ("cuda", "--devices: found 'cuda'; expected all, or a list such as cuda:0,cuda:2 or cpu,cpu"),
         ("cuda:0,", "--devices: found ''; expected all, or a list such as cuda:0,cuda:2 or cpu,cpu"),
+        ("cuda:0,cuda:00", "--devices: found 'cuda:00'; expected all, or a list such as cuda:0,cuda:2 or cpu,cpu"),
+        ("cuda:\u0663", "--devices: found 'cuda:\u0663'; expected all, or a list such as cuda:0,cuda:2 or cpu,cpu"),
+        ("cpu,auto", "--devices: found 'auto'; expected all, or a list such as cuda:0,cuda:2 or cpu,cpu"),
+        (
+            "cuda:99999999999999999999",
+            "--devices: found 'cuda:99999999999999999999'; expected all, or a list such as cuda:0,cuda:2 or cpu,cpu",
+        ),
         ("cuda:0,cuda:0", "--devices: cuda:0 is named 2 times; expected each GPU once"),
         (",".join(["cpu"] * 65), "--devices: found 65 devices; expected at most 64"),
     ],
