@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from nimble_jobs.errors import UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.nimble import Nimble
 from nimble_jobs.ray.lot import Lot
+from nimble_jobs.spec.units import BadValue, parse_device
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 
@@ -56,15 +57,15 @@ class NimbleScorer:
         batch_size: int,
         device: str = "auto",
         home: str | Path | None = None,
-        keep: Sequence[str] | None = None,
+        keep: str | Sequence[str] | None = None,
     ) -> None:
         """`model`: a module, or better a function that makes it, since Ray then need not send the weights around.
 
         `inputs`: the column that is the model's argument; several, by position; or a dict from keyword arguments to
         columns. Numbers with a fraction are cast to the dtype of the model's weights, all others stay as they are.
         `batch_size`: records in a call of the model, best as in `map_batches`. `device`: auto is the GPU that Ray gave
-        to the actor, or else the CPU. `home`: state folder on the node; None: as the commands choose it. `keep`:
-        columns to pass on; None: all but the inputs.
+        to the actor, or else the CPU. `home`: state folder on the node; None: as the commands choose it. `keep`: the
+        column or columns to pass on; None: all but the inputs.
 
         Raises UsageError for values that cannot be used, or if there is no such device; StoreError.
         """
@@ -72,12 +73,10 @@ class NimbleScorer:
             raise UsageError(f"batch_size: found {batch_size!r}; expected a number of records, at least 1")
         self._columns = _columns(inputs)
         self._batch_size = batch_size
-        self._keep = None if keep is None else tuple(keep)
+        self._keep = _kept(keep)
         self._home = resolve(None if home is None else str(home))
         self.device = _device(device)
-        made = model if isinstance(model, nn.Module) else model()
-        if not isinstance(made, nn.Module):
-            raise UsageError(f"model: made a {type(made).__name__}; expected a torch.nn.Module")
+        made = _made(model)
         self._nimble = Nimble(made.to(self.device).eval())
         self._float = next((p.dtype for p in made.parameters() if p.is_floating_point()), torch.float32)
         self._lots: dict[tuple[Any, ...], Lot] = {}
@@ -85,9 +84,11 @@ class NimbleScorer:
     def __call__(self, batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The batch with the model's outputs. A new shape that is not stored takes the seconds of a build.
 
-        Raises UsageError for a column that is missing, that has no numbers or whose records have different shapes, and
-        for outputs that are not one row a record; OutOfMemory, StoreError.
+        Raises UsageError for a batch that is no dict, for a column that is missing, that has no numbers or whose
+        records have different shapes, and for outputs that are not one row a record; OutOfMemory, StoreError.
         """
+        if not isinstance(batch, Mapping):
+            raise UsageError(f"batch: found {type(batch).__name__}; expected a dict of columns, batch_format='numpy'")
         arrays = {column: _checked(batch, column) for _name, column in self._columns}
         records = len(next(iter(arrays.values())))
         kept = [name for name in batch if name not in arrays] if self._keep is None else self._keep
@@ -174,14 +175,41 @@ def _columns(inputs: object) -> tuple[tuple[str | None, str], ...]:
     return tuple(pairs)
 
 
+def _kept(keep: object) -> tuple[str, ...] | None:
+    """The columns to pass on; None: all but the inputs. Raises UsageError."""
+    if keep is None:
+        return None
+    names = (keep,) if isinstance(keep, str) else tuple(keep) if isinstance(keep, Iterable) else (keep,)
+    if not all(isinstance(name, str) for name in names):
+        raise UsageError(f"keep: found {_told(keep)}; expected a column or a list of columns")
+    return names
+
+
+def _made(model: object) -> nn.Module:
+    """Raises UsageError."""
+    if isinstance(model, nn.Module):
+        return model
+    if not callable(model):
+        raise UsageError(f"model: found {_told(model)}; expected a torch.nn.Module, or a function that makes one")
+    made = model()
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"model: made a {type(made).__name__}; expected a torch.nn.Module")
+    return made
+
+
+def _told(value: object) -> str:
+    """A wrong value for a message: itself if it is short by its nature, else its type."""
+    return repr(value) if isinstance(value, bool | int | float) else type(value).__name__
+
+
 def _device(text: str) -> torch.device:
     """Raises UsageError."""
     there = torch.cuda.is_available()
     if text == "auto":
         return torch.device("cuda:0" if there else "cpu")
     try:
-        device = torch.device(text)
-    except (RuntimeError, TypeError) as error:
+        device = torch.device(parse_device(str(text)))
+    except BadValue as error:
         raise UsageError(f"device: found {text!r}; expected auto, cpu or cuda") from error
     if able(device).separate_memory and not there:
         raise UsageError("device: found cuda, but this actor sees no GPU; expected num_gpus=1 in map_batches")

@@ -133,6 +133,13 @@ def test_several_inputs_and_outputs(tmp_path: Path) -> None:
     np.testing.assert_array_equal(made["parts.1"], batch["tokens"].sum(1))
 
 
+def test_one_column_to_keep(tmp_path: Path) -> None:
+    """A name alone is one column, as for the inputs."""
+    scorer = NimbleScorer(branches, inputs="x", batch_size=4, device="cpu", home=tmp_path / "home", keep="id")
+    made = scorer({"x": records(3), "id": np.arange(3), "name": np.array(list("abc"))})
+    assert list(made) == ["id", "output"]
+
+
 def test_half_precision(tmp_path: Path) -> None:
     """bfloat16 in, float32 out, since numpy lacks it."""
     scorer = NimbleScorer(branches().bfloat16(), inputs="x", batch_size=4, device="cpu", home=tmp_path / "home")
@@ -178,6 +185,11 @@ def test_bad_arguments_name_what_was_expected(tmp_path: Path) -> None:
         ({"inputs": []}, r"inputs: found \[\]; expected a column"),
         ({"inputs": {"x": 1}}, "inputs: found"),
         ({"inputs": 3}, "inputs: found 3"),
+        ({"keep": 3}, "keep: found 3; expected a column or a list of columns"),
+        ({"keep": [b"id"]}, "keep: found list; expected a column or a list of columns"),
+        ({"model": 3}, "model: found 3; expected a torch.nn.Module, or a function that makes one"),
+        ({"model": "resnet18"}, "model: found str; expected a torch.nn.Module, or a function that makes one"),
+        ({"device": "cuda:00"}, "device: found 'cuda:00'; expected auto, cpu or cuda"),
         ({"device": "gpu"}, "device: found 'gpu'; expected auto, cpu or cuda"),
         ({"model": lambda: 3}, "model: made a int; expected a torch.nn.Module"),
     ]
@@ -201,6 +213,10 @@ def test_bad_batches_name_the_column(scorer: NimbleScorer, tmp_path: Path) -> No
     ):
         with pytest.raises(UsageError, match=message):
             scorer(batch)
+    for batch, kind in ((records(), "ndarray"), (records().tolist(), "list")):
+        with pytest.raises(UsageError) as refused:
+            scorer(batch)  # type: ignore[arg-type]
+        assert str(refused.value) == f"batch: found {kind}; expected a dict of columns, batch_format='numpy'"
     both = NimbleScorer(Two, inputs={"ids": "a", "scale": "b"}, batch_size=4, device="cpu", home=tmp_path / "home")
     with pytest.raises(UsageError, match="column 'b': found 2 records; expected 3"):
         both({"a": np.zeros((3, 2), np.int64), "b": np.ones(2)})
