@@ -185,10 +185,18 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sealer:
+    """An attempt, as it seals manifests."""
+
+    key: str = field(repr=False)  # a secret that only its process and the database know
+    output: str  # the job's `output.path`
+
+
+@dataclass(frozen=True, kw_only=True)
 class Publication:
     """A folder that a job publishes. A manifest counts only if it and its folder match all of these fields."""
 
-    token: str  # random; the manifest carries it
+    token: str  # the manifest's seal, which nobody can guess
     job_id: str
     path: str  # with links resolved
     folder: str  # DEVICE:INODE

@@ -51,7 +51,8 @@ def main() -> int:
 def measure(base: Path, shards: int, nbytes: int) -> dict[str, Any]:
     """Seconds of each step."""
     output = OutputSpec(path=base / "out", format="npy", fields=("logits",))
-    staging = Staging(output, "job", 1, ledger=Book(base / "ledger"), basis="basis")
+    ledger = Book(base / "ledger").claim("job", 1, output.folder)
+    staging = Staging(output, "job", 1, ledger=ledger, basis="basis")
     written(output, shards, nbytes)
     os.sync()
     took: dict[str, float] = {}

@@ -40,7 +40,7 @@ CHILD = {  # functions where they are called from, and the phase that each is
     "nimble_jobs.engine.capture:_GraphInstance.replay": "replay",
     "nimble_jobs.data.staging:Staging.write_shard": "write the shard",
     "nimble_jobs.data.staging:Staging.publish": "publish",
-    "nimble_jobs.store.publications:Publications.note": "note the publication",
+    "nimble_jobs.store.publications:Publications.key": "look before the publication",
     "nimble_jobs.store.jobs:Jobs.event_soon": "events",
     "nimble_jobs.worker.endings:succeeded": "record the end",
     "nimble_jobs.worker.executor:tidy": "tidy",

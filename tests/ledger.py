@@ -1,14 +1,15 @@
-"""What stands for the store's table of publications, in files, so that killed processes leave it behind."""
+"""What stands for the store's attempts and publications, in files, so that killed processes leave it behind."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from nimble_jobs.data import Staging
-from nimble_jobs.job import Publication
+from nimble_jobs.job import Publication, Sealer
 from nimble_jobs.spec.model import OutputSpec
 
 
@@ -19,9 +20,25 @@ class Book:
         self.home = beside.with_name(f"{beside.name}.ledger")
         self.before: dict[str, dict[str, Any]] = {}  # outputs of jobs that an earlier version ran
 
-    def note(self, publication: Publication, attempt: int) -> None:
-        assert attempt > 0
-        self.home.mkdir(exist_ok=True)
+    def claim(self, job_id: str, attempt: int, output: Path | str) -> Self:
+        """What a claim commits."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        key = hashlib.sha256(f"{self.home} {job_id} {attempt}".encode()).hexdigest()[:32]
+        (self.home / f"{job_id}-{attempt}").write_text(json.dumps({"key": key, "output": str(output)}))
+        return self
+
+    def key(self, job_id: str, attempt: int) -> str:
+        sealer = self.sealer(job_id, attempt)
+        assert sealer is not None
+        return sealer.key
+
+    def sealer(self, job_id: str, attempt: int) -> Sealer | None:
+        path = self.home / f"{job_id}-{attempt}"
+        return Sealer(**json.loads(path.read_text())) if path.is_file() else None
+
+    def record(self, publication: Publication) -> None:
+        """What the end of a job does."""
+        self.home.mkdir(parents=True, exist_ok=True)
         (self.home / publication.token).write_text(json.dumps(dataclasses.asdict(publication)))
 
     def find(self, token: str) -> Publication | None:
@@ -42,5 +59,6 @@ def staged(
     decoded_by: str | None = None,
 ) -> Staging:
     """A `Staging` whose ledger is that of its neighbours."""
-    book = ledger or Book(output.path.parent)
+    book = ledger or Book(output.folder.parent)
+    book.claim(job_id, attempt, output.folder)
     return Staging(output, job_id, attempt, ledger=book, basis=basis, decoded_by=decoded_by)

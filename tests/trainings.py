@@ -153,7 +153,8 @@ class Attempt:
 
     def run(self) -> Outcome:
         with open_store(resolve(str(self._home))) as store:
-            ledger: Any = Book(Path(self.spec.output.path).parent)  # this job is not in the store
+            job, output = self._context.job, Path(self.spec.output.path)
+            ledger: Any = Book(output.parent).claim(job.id, job.attempt, output)  # this job is not in the store
             store.publications = ledger
             self._context.store = store
             with nullcontext() if self._drawn else mock.patch(_DRAW, _written_down):

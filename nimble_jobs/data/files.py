@@ -8,12 +8,10 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 
 from nimble_jobs.errors import DataError, NimbleError
-from nimble_jobs.pipeline import Beside
 from nimble_jobs.regular import open_regular, read_regular
 from nimble_jobs.whole import sync_path
 
@@ -56,19 +54,6 @@ def sync_all(paths: Sequence[Path]) -> None:
         return
     for path in paths:
         sync_path(path)
-
-
-@contextmanager
-def synced_beside(paths: Sequence[Path]) -> Iterator[None]:
-    """Flush files and folders as `sync_all` does, on a thread, while the block runs. Raises OSError at its end."""
-    syncing = Beside(partial(sync_all, paths), name="nimble-sync")
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # the block's error comes first
-            syncing.wait()
-        raise
-    syncing.wait()
 
 
 def _sync_file_system(path: Path) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
 from nimble_jobs.data import publish as publication
-from nimble_jobs.data.publish import MANIFEST, Found, Ledger
+from nimble_jobs.data.publish import MANIFEST, Found
+from nimble_jobs.data.seals import Ledger, known
 from nimble_jobs.errors import NotFound
 from nimble_jobs.objects import Objects
 
@@ -29,17 +29,10 @@ class Manifests:
             return None, ""
         if not isinstance(contents, dict) or contents.get("made_by") != publication.MADE_BY:
             return None, ""
-        token = contents.get("token")
-        known = ledger.find(token) if isinstance(token, str) else None
-        doubt = None
-        if known is None or known.path != objects.address:
-            doubt = (
-                f"its {MANIFEST} names job {contents.get('job_id')}, but the state folder {ledger.home} has no record "
-                "that this job published it"
-            )
-        elif known.manifest_sha256 != hashlib.sha256(raw).hexdigest():
-            doubt = f"its {MANIFEST} was changed after job {known.job_id} published it"
-        return Found(manifest=contents, doubt=doubt), version
+        recorded = known(contents, raw, ledger)
+        if recorded is None or recorded.path != objects.address:
+            return Found(manifest=contents, doubt=publication.unknown(contents, ledger)), version
+        return Found(manifest=contents, doubt=publication.changed(recorded, raw), publication=recorded), version
 
     def withdrawn(self, manifest: dict[str, Any]) -> str | None:
         """Take a manifest back if a file that it names is not there; the answer is that file. None: all are there.

@@ -22,13 +22,13 @@ from nimble_jobs.data import writers
 from nimble_jobs.data.member_staging import Finish, finish_member, value_of
 from nimble_jobs.data.object_manifest import Manifests
 from nimble_jobs.data.object_runs import NOTE, notes, run_of, unpublished
-from nimble_jobs.data.publish import MANIFEST, FileEntry, Found, Ledger
+from nimble_jobs.data.publish import MANIFEST, FileEntry, Found
 from nimble_jobs.data.records import BadRecord
+from nimble_jobs.data.seals import Ledger
 from nimble_jobs.data.shard_files import encoded
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.data.unpublished import ERRORS, Unpublished
 from nimble_jobs.errors import DataError, FencedOut, NotFound, OutputExists
-from nimble_jobs.job import Publication
 from nimble_jobs.objects import Objects, Stat, Through, Unmet, once
 from nimble_jobs.spec.model import OutputSpec
 
@@ -141,8 +141,9 @@ class ObjectStaging(Unpublished):
             self._find()
         if self.finished is None:
             self.check_complete(shards)
-            self.finished = self._published(summary)
+            self._publish(summary)
         self._tidy()
+        assert self.finished is not None
         return self.finished
 
     def note(self, value: Any) -> None:
@@ -195,28 +196,17 @@ class ObjectStaging(Unpublished):
                 runs[name] = run[1]
         return runs
 
-    def _published(self, summary: dict[str, Any]) -> dict[str, Any]:
+    def _publish(self, summary: dict[str, Any]) -> None:
         entries = [f for _, shard in sorted(self.done.items()) for f in shard.files]
         if (lines := self.error_lines()) is not None:
             entry = dataclasses.replace(lines[0], name=f"{self._files.run}/{ERRORS}")
             self._objects.write(entry.name, lines[1])
             entries.append(entry)
-        manifest = self.manifest(entries, summary)
-        raw = json.dumps(manifest, indent=1, sort_keys=True).encode()
-        self._ledger.note(
-            Publication(
-                token=manifest["token"],
-                job_id=self._job_id,
-                path=self._objects.address,
-                folder="",
-                manifest_sha256=hashlib.sha256(raw).hexdigest(),
-            ),
-            self._attempt,
-        )
+        complete, raw = self.sealed(self._objects.address, entries, summary)
         for _ in range(_TRIES):
             existing, version = self._find()
             if self.finished is not None:  # another attempt of this job was first, or an answer did not arrive
-                return self.finished
+                return
             self._check_free(existing, self._objects.list())
             if existing is not None:
                 self._replaced.update(str(file["name"]) for file in existing.manifest["files"])
@@ -230,29 +220,26 @@ class ObjectStaging(Unpublished):
             break
         else:
             raise OutputExists(f"{self._objects.address}: others keep publishing to it; choose another output.path")
-        if (gone := self._manifests.withdrawn(manifest)) is not None:
+        if (gone := self._manifests.withdrawn(complete.manifest)) is not None:
             raise FencedOut(f"{self._objects.address}/{gone} was removed while this attempt published")
-        return publication.outputs(self._objects.address, manifest)
+        self.take(self._objects.address, complete)
 
     def _find(self) -> tuple[Found | None, str]:
         """The manifest at the address, with its version. If it is this job's output, the job is `finished`."""
         existing, version = self._manifests.find()
-        adopted = self._adoptable(existing)
-        if existing is None or adopted is None:
+        if existing is None or not self._adoptable(existing):
             return existing, version
         if self._manifests.withdrawn(existing.manifest) is not None:
             return self._find()
-        self.finished = adopted
+        self.take(self._objects.address, existing)
         return existing, version
 
-    def _adoptable(self, existing: Found | None) -> dict[str, Any] | None:
-        """Outputs of an existing manifest that this job wrote, or, under `if_exists: resume`, of the same basis."""
-        if existing is None or existing.doubt is not None:
-            return None
+    def _adoptable(self, existing: Found) -> bool:
+        """Whether this job wrote the existing manifest, or, under `if_exists: resume`, it is of the same basis."""
+        if existing.doubt is not None:
+            return False
         same = self._output.if_exists == "resume" and self._basis != "" and existing.manifest["basis"] == self._basis
-        if existing.job_id != self._job_id and not same:
-            return None
-        return publication.outputs(self._objects.address, existing.manifest)
+        return existing.job_id == self._job_id or same
 
     def _check_free(self, existing: Found | None, names: dict[str, Stat]) -> None:
         """Raises OutputExists if `if_exists` forbids publishing. What unpublished attempts wrote is not in the way."""

@@ -1,7 +1,8 @@
 """Publishes output in one step, and decides what to do if the output path is taken.
 
 An existing folder at the output path is replaced, or recognised as this job's own, only if the store knows its
-manifest: the store records the manifest's SHA-256 and the folder's inode under a random token before publication.
+manifest. The end of a job records the manifest's SHA-256 and the folder's inode under the manifest's token. Until then,
+and if the job never ends so, the token itself is the proof: only an attempt of this store can have made it (`seals`).
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import errno
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nimble_jobs.data.files import exchange, remove_tree
+from nimble_jobs.data.seals import Ledger, is_job_id, known, resolved
 from nimble_jobs.errors import DataError, OutputExists
 from nimble_jobs.job import Publication
 from nimble_jobs.plural import count
@@ -29,20 +30,6 @@ MANIFEST = "manifest.json"
 MADE_BY = "nimble-jobs"
 _TRIES = 16  # tries, each after somebody else put something there
 _NAMED = 3  # foreign files named in a message
-
-
-class Ledger(Protocol):
-    """The store's record of publications."""
-
-    home: Path  # the state folder; nothing may be published in or around it
-
-    def note(self, publication: Publication, attempt: int) -> None:
-        """Record it durably. Raises FencedOut if another attempt owns the job."""
-
-    def find(self, token: str) -> Publication | None: ...
-
-    def outputs(self, job_id: str) -> dict[str, Any] | None:
-        """The outputs of a job from before publications were recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +48,7 @@ class Found:
 
     manifest: dict[str, Any]
     doubt: str | None
+    publication: Publication | None = None  # as the store records it; None for manifests of earlier versions
 
     @property
     def job_id(self) -> str:
@@ -76,14 +64,15 @@ def manifest(
     records: int,
     bad: int,
     summary: dict[str, Any],
+    folder: str,
 ) -> dict[str, Any]:
-    """The contents of `manifest.json`, with a fresh token."""
+    """The contents of `manifest.json`, but for its token. `folder`: DEVICE:INODE; empty in an object store."""
     return {
         "made_by": MADE_BY,
         "version": 1,
-        "token": secrets.token_hex(16),
         "job_id": job_id,
         "attempt": attempt,
+        "folder": folder,
         "basis": basis,
         "records": records,
         "bad": bad,
@@ -102,28 +91,46 @@ def find(path: Path, ledger: Ledger, folder: Path | None = None) -> Found | None
         return None
     if not isinstance(contents, dict) or contents.get("made_by") != MADE_BY:
         return None
-    return Found(manifest=contents, doubt=_doubt(path, folder, contents, hashlib.sha256(raw).hexdigest(), ledger))
+    publication = known(contents, raw, ledger)
+    if publication is not None:
+        doubt = changed(publication, raw) or _elsewhere(publication, path, folder)
+    elif contents.get("token") is None and _known_before(contents, path, ledger):
+        doubt = None
+    else:
+        doubt = unknown(contents, ledger)
+    return Found(manifest=contents, doubt=doubt, publication=publication)
 
 
-def _doubt(path: Path, folder: Path, said: dict[str, Any], digest: str, ledger: Ledger) -> str | None:
-    token, job_id = said.get("token"), said.get("job_id")
-    unknown = (
-        f"its {MANIFEST} names job {job_id}, but the state folder {ledger.home} has "
+def unknown(contents: dict[str, Any], ledger: Ledger) -> str:
+    """Why a manifest is not trusted that the store does not know."""
+    return (
+        f"its {MANIFEST} names job {contents.get('job_id')}, but the state folder {ledger.home} has "
         "no record that this job published it"
     )
-    if token is None:  # from an earlier version
-        known_outputs = ledger.outputs(job_id) if isinstance(job_id, str) else None
-        return None if known_outputs is not None and _says(said, path) == _of(known_outputs) else unknown
-    known = ledger.find(token) if isinstance(token, str) else None
-    if known is None:
-        return unknown
-    if known.manifest_sha256 != digest:
-        return f"its {MANIFEST} was changed after job {known.job_id} published it"
+
+
+def changed(publication: Publication, raw: bytes) -> str | None:
+    """Why a manifest is not trusted that was changed; None if it was not."""
+    if publication.manifest_sha256 == hashlib.sha256(raw).hexdigest():
+        return None
+    return f"its {MANIFEST} was changed after job {publication.job_id} published it"
+
+
+def _known_before(contents: dict[str, Any], path: Path, ledger: Ledger) -> bool:
+    """Whether a job of a version whose manifests had no token published it."""
+    job_id = contents.get("job_id")
+    known_outputs = ledger.outputs(str(job_id)) if is_job_id(job_id) else None
+    return known_outputs is not None and _says(contents, path) == _of(known_outputs)
+
+
+def _elsewhere(publication: Publication, path: Path, folder: Path) -> str | None:
+    """Why a known manifest is not trusted in this folder; None if it was published there."""
     device, _, inode = folder_id(folder).partition(":")
-    moved = known.path != _resolved(path)
-    if known.folder.partition(":")[2] != inode or (moved and known.folder.partition(":")[0] != device):
-        return f"its {MANIFEST} belongs to another folder, which job {known.job_id} published at {known.path}"
-    return None
+    its_device, _, its_inode = publication.folder.partition(":")
+    moved = publication.path != resolved(path)
+    if its_inode == inode and (its_device == device or not moved):
+        return None
+    return f"its {MANIFEST} belongs to another folder, which job {publication.job_id} published at {publication.path}"
 
 
 def _says(said: dict[str, Any], path: Path) -> dict[str, Any] | None:
@@ -134,7 +141,7 @@ def _says(said: dict[str, Any], path: Path) -> dict[str, Any] | None:
 
 
 def _of(given: dict[str, Any]) -> dict[str, Any]:
-    return {**given, "path": _resolved(Path(str(given.get("path"))))}
+    return {**given, "path": resolved(Path(str(given.get("path"))))}
 
 
 def folder_id(path: Path) -> str:
@@ -143,19 +150,16 @@ def folder_id(path: Path) -> str:
     return f"{info.st_dev}:{info.st_ino}"
 
 
-def _resolved(path: Path) -> str:
-    return str(Path(os.path.realpath(path.parent)) / path.name)
-
-
-def publication(output: OutputSpec, folder: Path, said: dict[str, Any], raw: bytes) -> Publication:
-    """The store's record of a complete folder with manifest `raw`, made before it is published."""
-    return Publication(
+def complete(path: str, said: dict[str, Any], raw: bytes) -> Found:
+    """What is about to be published at `path` with the sealed manifest `raw`, whose contents are `said`."""
+    publication = Publication(
         token=said["token"],
         job_id=said["job_id"],
-        path=_resolved(output.folder),
-        folder=folder_id(folder),
+        path=path,
+        folder=said["folder"],
         manifest_sha256=hashlib.sha256(raw).hexdigest(),
     )
+    return Found(manifest=said, doubt=None, publication=publication)
 
 
 def outputs(path: Path | str, held: dict[str, Any]) -> dict[str, Any]:
@@ -169,20 +173,20 @@ def outputs(path: Path | str, held: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def published(path: Path, job_id: str, ledger: Ledger) -> dict[str, Any] | None:
-    """The manifest of the existing folder, if this job published it; else None."""
+def published(path: Path, job_id: str, ledger: Ledger) -> Found | None:
+    """The existing folder, if this job published it; else None."""
     existing = find(path, ledger)
-    return existing.manifest if existing is not None and existing.doubt is None and existing.job_id == job_id else None
+    return existing if existing is not None and existing.doubt is None and existing.job_id == job_id else None
 
 
-def adoptable(output: OutputSpec, job_id: str, basis: str, ledger: Ledger) -> dict[str, Any] | None:
-    """Outputs of the existing folder, if this job published it and died before it recorded that, or, under
-    `if_exists: resume`, if it was made from the same basis."""
+def adoptable(output: OutputSpec, job_id: str, basis: str, ledger: Ledger) -> Found | None:
+    """The existing folder, if this job published it and died before it recorded that, or, under `if_exists: resume`,
+    if it was made from the same basis."""
     existing = find(output.folder, ledger)
     if existing is None or existing.doubt is not None:
         return None
     same = output.if_exists == "resume" and basis != "" and existing.manifest.get("basis") == basis
-    return outputs(output.folder, existing.manifest) if existing.job_id == job_id or same else None
+    return existing if existing.job_id == job_id or same else None
 
 
 def check_apart(output: OutputSpec, ledger: Ledger) -> None:
@@ -250,14 +254,14 @@ def _of_others(path: Path, said: dict[str, Any]) -> list[str]:
     return others
 
 
-def publish(output: OutputSpec, folder: Path, held: dict[str, Any], ledger: Ledger) -> dict[str, Any]:
-    """Move a complete, synced folder, which the ledger has recorded, to the output path. Raises OutputExists."""
-    path = output.folder
+def publish(output: OutputSpec, folder: Path, held: Found, ledger: Ledger) -> Found:
+    """Move a complete, synced folder to the output path. Returns what is there then. Raises OutputExists."""
+    path, job_id = output.folder, held.job_id
     for _ in range(_TRIES):
-        adopted = adoptable(output, held["job_id"], held["basis"], ledger)
+        adopted = adoptable(output, job_id, held.manifest["basis"], ledger)
         if adopted is not None:  # another attempt of this job was first
             return adopted
-        check_free(output, held["job_id"], ledger)
+        check_free(output, job_id, ledger)
         try:
             folder.rename(path)  # onto a free path or an empty folder
             break
@@ -269,7 +273,7 @@ def publish(output: OutputSpec, folder: Path, held: dict[str, Any], ledger: Ledg
     else:
         raise OutputExists(f"{path}: other processes keep writing to it; choose another output.path")
     sync_path(path.parent)  # a rename is one step on the disk too, so the old place needs no sync
-    return outputs(path, held)
+    return held
 
 
 def _swap(path: Path, folder: Path, ledger: Ledger) -> bool:

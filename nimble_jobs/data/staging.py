@@ -13,7 +13,6 @@ harm, nor does a member that lost the lead. Once another one has removed its fol
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,10 +20,11 @@ from typing import Any
 
 from nimble_jobs.data import publish as publication
 from nimble_jobs.data import writers
-from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_of, synced_beside, write_file
+from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_of, sync_all, write_file
 from nimble_jobs.data.hidden import probe_of, staging_root
-from nimble_jobs.data.publish import MANIFEST, FileEntry, Ledger
+from nimble_jobs.data.publish import MANIFEST, FileEntry, Found
 from nimble_jobs.data.records import BadRecord
+from nimble_jobs.data.seals import Ledger, resolved
 from nimble_jobs.data.shard_files import NOTE, ShardFiles, read_note
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.data.unpublished import ERRORS, Unpublished
@@ -61,8 +61,7 @@ class Staging(Unpublished):
         self._folder, self._sheets = self._files.folder, self._files.sheets
         self._extra: list[str] = []
         self._unsynced: set[str] = set()  # files that may not be durable yet
-        self.finished = publication.adoptable(output, job_id, basis, ledger)
-        if self.finished is not None:
+        if self._adopted():
             return
         check_path(output, ledger, job_id)
         with reported(output.folder.parent):
@@ -110,13 +109,13 @@ class Staging(Unpublished):
         Raises OutputExists as `if_exists` says, FencedOut if a newer attempt took over, DataError if a shard is missing
         or nothing can be written.
         """
-        self.finished = self.finished or publication.adoptable(self._output, self._job_id, self._basis, self._ledger)
-        if self.finished is None:
+        if self.finished is None and not self._adopted():
             self.check_complete(shards)
             with self._files.writing():
-                manifest = self._complete(summary)
-                self.finished = publication.publish(self._output, self._folder, manifest, self._ledger)
+                complete = self._complete(summary)
+                self.take(self._output.folder, publication.publish(self._output, self._folder, complete, self._ledger))
         self._clear()
+        assert self.finished is not None
         return self.finished
 
     def note(self, value: Any) -> None:
@@ -137,7 +136,14 @@ class Staging(Unpublished):
             publication.restore(self._output.folder, self._root)
         self._clear()
 
-    def _complete(self, summary: dict[str, Any]) -> dict[str, Any]:
+    def _adopted(self) -> bool:
+        """Whether the path has what this job would publish; if so, it is taken as finished."""
+        there = publication.adoptable(self._output, self._job_id, self._basis, self._ledger)
+        if there is not None:
+            self.take(self._output.folder, there)
+        return there is not None
+
+    def _complete(self, summary: dict[str, Any]) -> Found:
         entries = [f for _, shard in sorted(self.done.items()) for f in shard.files]
         if (lines := self.error_lines()) is not None:
             write_file(self._folder / ERRORS, lines[1])
@@ -146,18 +152,15 @@ class Staging(Unpublished):
             path = self._folder / name
             sync_path(path)
             entries.append(FileEntry(name=name, sha256=sha256_of(path), bytes=path.stat().st_size, records=None))
-        manifest = self.manifest(entries, summary)
-        raw = json.dumps(manifest, indent=1, sort_keys=True).encode()
+        place, folder = resolved(self._output.folder), publication.folder_id(self._folder)
+        complete, raw = self.sealed(place, entries, summary, folder=folder)
         write_file(self._folder / MANIFEST, raw, sync=False)
         known = {e.name for e in entries} | {MANIFEST}
         for stray in self._folder.iterdir():
             if stray.name not in known:
                 remove_tree(stray)
-        lasting = [self._folder / name for name in (*sorted(self._unsynced), MANIFEST)]
-        # Before the folder takes its place, its files and the note must be durable, in whichever order.
-        with synced_beside([*lasting, self._folder]):
-            self._ledger.note(publication.publication(self._output, self._folder, manifest, raw), self._attempt)
-        return manifest
+        sync_all([*(self._folder / name for name in (*sorted(self._unsynced), MANIFEST)), self._folder])
+        return complete
 
     def adopt(self, *, last: bool = False) -> None:
         """Take over finished shards, the newest attempt's first. Damaged shards and shards of another basis are redone,

@@ -6,14 +6,17 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from nimble_jobs.data import publish as publication
 from nimble_jobs.data import writers
-from nimble_jobs.data.publish import FileEntry, Ledger
+from nimble_jobs.data.publish import FileEntry, Found
 from nimble_jobs.data.records import BadRecord
+from nimble_jobs.data.seals import Ledger, sealed
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.errors import DataError
+from nimble_jobs.job import Publication
 from nimble_jobs.spec.model import OutputSpec
 
 ERRORS = "errors.jsonl"
@@ -52,6 +55,7 @@ class Unpublished:
         self.begun_again: str | None = None
         self.decoded_before: str | None = None
         self.finished: dict[str, Any] | None = None
+        self.publication: Publication | None = None  # of what is at the path then, for the end of the job to record
         self.left_behind: str | None = None  # why files that nobody needs could not be removed
 
     @property
@@ -90,8 +94,19 @@ class Unpublished:
         digest = hashlib.sha256(data).hexdigest()
         return FileEntry(name=ERRORS, sha256=digest, bytes=len(data), records=len(bad)), data
 
-    def manifest(self, entries: Sequence[FileEntry], summary: dict[str, Any]) -> dict[str, Any]:
-        """The contents of the manifest."""
+    def take(self, path: Path | str, there: Found) -> None:
+        """The path has what this job would publish."""
+        self.finished, self.publication = publication.outputs(path, there.manifest), there.publication
+
+    def sealed(
+        self, path: str, entries: Sequence[FileEntry], summary: dict[str, Any], *, folder: str = ""
+    ) -> tuple[Found, bytes]:
+        """The manifest and its bytes, with the seal of this attempt. Raises FencedOut if another one owns the job."""
+        key = self._ledger.key(self._job_id, self._attempt)
+        manifest, raw = sealed(self._manifest(entries, summary, folder), key)
+        return publication.complete(path, manifest, raw), raw
+
+    def _manifest(self, entries: Sequence[FileEntry], summary: dict[str, Any], folder: str) -> dict[str, Any]:
         return publication.manifest(
             job_id=self._job_id,
             attempt=self._attempt,
@@ -100,4 +115,5 @@ class Unpublished:
             records=self.records,
             bad=len(self.bad),
             summary=summary,
+            folder=folder,
         )

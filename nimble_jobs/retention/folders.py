@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nimble_jobs.data import hidden
-from nimble_jobs.job import Job
-from nimble_jobs.store.expiry import Published
+from nimble_jobs.addresses import is_address
+from nimble_jobs.data import hidden, publish
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.store.expiry import Ended, Published
 
 if TYPE_CHECKING:
     from nimble_jobs.store import Store
@@ -46,6 +48,18 @@ def _size(path: str | Path) -> int:
         return os.lstat(path).st_size
     except OSError:
         return 0
+
+
+def keep_publication(store: Store, job: Ended) -> None:
+    """Record the folder that a job published if the job then ended otherwise than by success: only the secrets of its
+    attempts vouch for that folder, and they go with the job.
+    """
+    if job.state is JobState.SUCCEEDED or not job.attempt or job.output is None or is_address(job.output):
+        return
+    with suppress(OSError):  # it was moved away meanwhile
+        there = publish.published(Path(job.output), job.id, store.publications)
+        if there is not None and there.publication is not None:
+            store.publications.keep(there.publication)
 
 
 def gone(published: Published, *, replaced: bool) -> bool:

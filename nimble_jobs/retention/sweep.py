@@ -212,6 +212,8 @@ class Sweep:
 
     def _remove_jobs(self, jobs: Sequence[Ended]) -> Step:
         expiry = self._store.expiry
+        for job in jobs if self._remove else ():
+            folders.keep_publication(self._store, job)
         went, tally = expiry.remove(jobs) if self._remove else ([job.id for job in jobs], expiry.hanging(jobs))
         self._going.update(went)
         sizes = []

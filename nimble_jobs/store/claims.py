@@ -9,11 +9,12 @@ from sqlalchemy import ColumnElement, Select, bindparam, false, select, true, un
 from sqlalchemy.orm import Session, aliased
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from nimble_jobs.job import BadKind, Job, JobState
+from nimble_jobs.job import BadKind, Job, JobState, Publication
 from nimble_jobs.seen import Scored
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store.changes import run
 from nimble_jobs.store.groups import has_room, lock_groups, running
+from nimble_jobs.store.publications import record_publication
 from nimble_jobs.store.queries import JobQueries
 from nimble_jobs.store.records import (
     dump,
@@ -103,12 +104,14 @@ class JobClaims(JobQueries):
         timings: Mapping[str, Any],
         schedule: Mapping[str, Any],
         now: float,
+        publication: Publication | None = None,
         scored: Scored | None = None,
         empty: bool = False,
     ) -> bool:
         """The attempt succeeded. False, and nothing is written, if it no longer owns the job.
 
-        `scored`: the files that become seen. `empty`: there was nothing new, which the job's tick records too.
+        `publication`: the output. `scored`: the files that become seen. `empty`: there was nothing new, which the job's
+        tick records too.
         """
 
         def work(session: Session) -> bool:
@@ -124,6 +127,8 @@ class JobClaims(JobQueries):
                 **timings_columns(timings),
                 **schedule_columns(schedule),
             )
+            if owned and publication is not None:
+                record_publication(session, publication, now=now)
             if owned and scored is not None:
                 _mark(session, job_id, attempt, scored, now)
             return owned

@@ -90,6 +90,21 @@ class Database:
         reader = self._single if single else self._reader
         return self._patience.through(lambda: self._try(lambda: self._read(work, reader)))
 
+    def look(self, work: Callable[[Session], T]) -> T:
+        """As `read` of one statement, right before a step outside the database that only the owner of a row may take.
+
+        It raises what `write` would raise if this process may no longer write. What waits for the next transaction goes
+        on waiting: a commit would wait for the disk.
+        """
+
+        def looked() -> T:
+            found = self._read(work, self._single)
+            for check in self.fences:  # last, as the answer may have taken long
+                check()
+            return found
+
+        return self._patience.through(lambda: self._try(looked))
+
     def write(self, work: Callable[[Session], T], *, beside: bool = False) -> T:
         """Run `work` in a transaction that holds the write lock from its start, and commit it durably.
 

@@ -150,10 +150,11 @@ class AttemptRow(Base):
     outcome: Mapped[str | None] = mapped_column(String(12))
     error: Mapped[str | None] = mapped_column(Words)
     bad_kinds: Mapped[str] = mapped_column(Text, default="[]", server_default="[]")  # JSON: bad records by kind
+    seal: Mapped[str | None] = mapped_column(String(32))  # secret key of the attempt's manifests, 128 bits in hex
 
 
 class PublicationRow(Base):
-    """A folder that a job published, or was about to publish. It outlives the job, as the folder does."""
+    """A folder that a job published. It outlives the job, as the folder does."""
 
     __tablename__ = "publications"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,10 +29,10 @@ FINAL = tuple(state.value for state in JobState if state.final)
 
 # Statements that every job needs, built once: building one takes ten times as long as running it.
 JOBS = cast(Table, JobRow.__table__)
-_ATTEMPTS, _WAITS = cast(Table, AttemptRow.__table__), cast(Table, WaitRow.__table__)
+ATTEMPTS, _WAITS = cast(Table, AttemptRow.__table__), cast(Table, WaitRow.__table__)
 _EVENTS = cast(Table, EventRow.__table__)
 _EVENT = insert(_EVENTS)
-_ATTEMPT = insert(_ATTEMPTS)
+_ATTEMPT = insert(ATTEMPTS)
 MINE = (
     JOBS.c.id == bindparam("of_job"),
     JOBS.c.attempt == bindparam("of_attempt"),
@@ -39,8 +40,8 @@ MINE = (
 )
 _OWNED = select(JOBS.c.id).where(*MINE).with_for_update()
 MINE_CHANGED = update(JOBS).where(*MINE)  # values are bound when it runs
-ATTEMPT_CHANGED = update(_ATTEMPTS).where(
-    _ATTEMPTS.c.job == bindparam("of_job"), _ATTEMPTS.c.number == bindparam("of_attempt")
+ATTEMPT_CHANGED = update(ATTEMPTS).where(
+    ATTEMPTS.c.job == bindparam("of_job"), ATTEMPTS.c.number == bindparam("of_attempt")
 )
 _SHARDS = cast(Table, ShardRow.__table__)
 _SHARDS_GONE = delete(_SHARDS).where(_SHARDS.c.job == bindparam("of_job"))
@@ -117,7 +118,8 @@ def _text(data: dict[str, Any] | None) -> str:
 def start_attempt(session: Session, row: JobRow, now: float) -> None:
     """Record the attempt that a claim just began."""
     assert row.worker is not None
-    run(session, _ATTEMPT, job=row.id, number=row.attempt, worker=row.worker, started_at=now)
+    seal = secrets.token_hex(16)
+    run(session, _ATTEMPT, job=row.id, number=row.attempt, worker=row.worker, started_at=now, seal=seal)
     record_event(
         session, "claimed", f"attempt {row.attempt} by worker {row.worker}", now=now, job=row.id, attempt=row.attempt
     )

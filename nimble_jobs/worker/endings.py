@@ -28,6 +28,7 @@ def succeeded(jobs: Jobs, job: Job, outcome: Outcome) -> bool:
         outputs=outcome.outputs,
         timings=outcome.timings,
         schedule=outcome.schedule,
+        publication=outcome.publication,
         scored=outcome.scored,
         empty=outcome.empty,
         now=time.time(),

@@ -117,7 +117,7 @@ class Pulse:
         timings: dict[str, Any] | None = None,
         bad_kinds: Sequence[BadKind] | None = None,
     ) -> None:
-        """Take new values; None keeps the old one. "publish" is written together with the publication's own fence."""
+        """Take new values; None keeps the old one. The next beat writes them, or the end of the attempt."""
         self.moved()
         self._check_fence()
         given = {"phase": phase, "done": done, "total": total, "bad": bad, "schedule": schedule, "timings": timings}
@@ -130,8 +130,6 @@ class Pulse:
             values = dict(self._values)
         if self._on_report:
             self._on_report(values)
-        if phase == "publish":
-            self.flush_soon()
 
     def timings(self, timings: dict[str, Any]) -> dict[str, Any]:
         """An attempt's timings, with the times at which its phases began."""
@@ -167,7 +165,7 @@ class Pulse:
         self._check_fence()
 
     def flush_soon(self) -> None:
-        """Add pending values to the store's next transaction: the publication's, or the job's end."""
+        """Add pending values to the store's next transaction, which is the end of the attempt."""
         with self._writing, self._lock:
             if self._dirty:
                 self._dirty = False

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nimble_jobs.data.arriving import Arriving
 from nimble_jobs.data.object_inputs import Origin
-from nimble_jobs.job import Job
+from nimble_jobs.job import Job, Publication
 from nimble_jobs.machine import Software
 from nimble_jobs.patience import NONE, Patience
 from nimble_jobs.planner import Builders, Residents
@@ -86,6 +86,7 @@ class Outcome:
     outputs: dict[str, Any] = field(default_factory=dict)
     timings: dict[str, Any] = field(default_factory=dict)
     schedule: dict[str, Any] = field(default_factory=dict)
+    publication: Publication | None = None  # of the output, which the store records with the end of the job
     scored: Scored | None = None  # files that count as seen once the job has succeeded; None: nothing is counted
     empty: bool = False  # nothing was new, so nothing was published
     left: bool = False  # this member has left the job, on which others go on

@@ -111,8 +111,9 @@ def finish(context: JobContext, outcome: Outcome, work: Work, left: dict[str, st
 
     If another attempt published first, it is that attempt's manifest.
     """
-    manifest = published(context.spec.output.folder, context.job.id, context.store.publications)
-    said = (manifest or {}).get("summary", {}).get("only_new") or work.summary(left)
+    there = published(context.spec.output.folder, context.job.id, context.store.publications)
+    manifest = {} if there is None else there.manifest
+    said = manifest.get("summary", {}).get("only_new") or work.summary(left)
     moved = [path for path, reason in said["left"].items() if reason != UNSCORED]
     failed = [path for path, reason in said["left"].items() if reason == UNSCORED]
     if moved:
@@ -224,13 +225,14 @@ def _elsewhere(context: JobContext, root: str) -> dict[str, tuple[int, int]]:
 
 def _published(context: JobContext, files: FileList | None) -> Outcome | None:
     """The outcome if an earlier attempt published the output and died before it could say so."""
-    manifest = published(context.spec.output.folder, context.job.id, context.store.publications)
-    if manifest is None:
-        return None
     path = context.spec.output.folder
+    there = published(path, context.job.id, context.store.publications)
+    if there is None:
+        return None
+    manifest = there.manifest
     context.event("published", f"{path} already holds this job's output", {})
     context.report(total=manifest["records"] + manifest["bad"], done=manifest["records"] + manifest["bad"])
-    outcome = Outcome(outputs=outputs(path, manifest))
+    outcome = Outcome(outputs=outputs(path, manifest), publication=there.publication)
     said = manifest["summary"].get("only_new")
     if files is None or said is None:
         text = "the list of its files is gone, so none of them counts as seen; the next run scores them again"

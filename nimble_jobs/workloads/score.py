@@ -109,7 +109,8 @@ def _scored(attempt: Attempt) -> tuple[Outcome, dict[str, str]]:
     if plan is not None:
         how_made["text"]["truncated"] = staging.shortened
     outputs, left = _published(attempt, staging, scoring.tally, summary, how_made)
-    return Outcome(outputs=outputs, timings=timings, schedule=summary), left
+    publication = staging.publication
+    return Outcome(outputs=outputs, timings=timings, schedule=summary, publication=publication), left
 
 
 def _run(attempt: Attempt, scoring: Scoring, again: Callable[[], Feed]) -> dict[str, Any]:
@@ -322,7 +323,8 @@ def already_published(context: JobContext, staging: AnyStaging) -> Outcome:
     assert staging.finished is not None
     context.event("published", f"{staging.finished['path']} already holds this job's output", {})
     context.report(done=staging.finished["records"] + staging.finished["bad"], bad=staging.finished["bad"])
-    return Outcome(outputs=context.patience.through(lambda: staging.publish({})))
+    outputs = context.patience.through(lambda: staging.publish({}))
+    return Outcome(outputs=outputs, publication=staging.publication)
 
 
 def _limits(context: JobContext, loaded: Loaded) -> Limits:

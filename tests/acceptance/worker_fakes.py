@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -126,7 +127,9 @@ def _batches(context: Any, args: dict[str, Any], write: Callable[[str], None]) -
     if staging is not None:
         context.patience.through(lambda: staging.publish({}, shards=count))
     context.patience.through(lambda: write("end"))  # its file may be on the disk that is full
-    return Outcome(outputs={"path": "out"}, timings={"run_s": 0.5}, schedule={"key": "k", "hit": "miss"})
+    publication = None if staging is None else staging.publication
+    done = Outcome(outputs={"path": "out"}, timings={"run_s": 0.5}, schedule={"key": "k", "hit": "miss"})
+    return dataclasses.replace(done, publication=publication)
 
 
 def make_station(store: Store, worker: str, device: str, gpu_memory_bytes: int | None) -> Any:

@@ -67,7 +67,8 @@ class Outputs:
         through: Through = once,
     ) -> ObjectStaging:
         output = OutputSpec(path=self.address, format="npy", if_exists=if_exists)  # type: ignore[arg-type]
-        return ObjectStaging(output, job, number, ledger=self.ledger, basis=basis, through=through)
+        ledger = self.ledger.claim(job, number, self.address)
+        return ObjectStaging(output, job, number, ledger=ledger, basis=basis, through=through)
 
     def whole(self, **options: Any) -> dict[str, Any]:
         """One whole attempt."""

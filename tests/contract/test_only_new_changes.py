@@ -67,6 +67,7 @@ def test_killed_around_the_publication(inbox: Inbox, where: str, monkeypatch: py
     assert (done.state, done.attempt) == (JobState.SUCCEEDED, 2)
     assert inbox.ids(done) == ["a.npy:0", "a.npy:1", "b.npy:0", "b.npy:1"]
     assert inbox.seen() == dict.fromkeys(("a.npy", "b.npy"), done.id)
+    assert [each.job for each in inbox.store.expiry.published(above="", limit=9)] == [done.id]
     assert inbox.ids(inbox.job()) == ["0.npy:0", "0.npy:1"]
     assert not list(inbox.base.glob(".out-*"))
 

@@ -27,6 +27,7 @@ BEFORE = (
     "DROP TABLE members",
     "DROP TABLE task_times",
     "ALTER TABLE jobs DROP COLUMN gpus",
+    "ALTER TABLE attempts DROP COLUMN seal",
     "ALTER TABLE workers DROP COLUMN suspected_at",
     "DROP INDEX ix_jobs_next",
     "UPDATE alembic_version SET version_num = '0015'",

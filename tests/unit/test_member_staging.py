@@ -22,7 +22,7 @@ def output(tmp_path: Path) -> OutputSpec:
 
 
 def leading(output: OutputSpec) -> Staging:
-    return Staging(output, "j", 1, ledger=Book(output.path.parent), basis="basis")
+    return Staging(output, "j", 1, ledger=Book(output.folder.parent).claim("j", 1, output.folder), basis="basis")
 
 
 def test_a_note(output: OutputSpec) -> None:

@@ -34,6 +34,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+def test_what_the_end_records(folder: Path) -> None:
+    """The publication, also if an earlier attempt died before it could say so."""
+    spec = spec_of(folder, output="recorded/net", **{"train.epochs": 1})
+    first = Attempt(spec).run()
+    assert first.publication is not None
+    assert first.publication.path == str(spec.output.path)
+    again = Attempt(spec, number=2).run()
+    assert again.publication == first.publication
+
+
 def by_hand(
     spec: specs.JobSpec,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer],

@@ -84,22 +84,32 @@ def test_bad_records_by_kind_stay_with_their_attempt(store: Store, job: Job) -> 
     assert store.jobs.get(job.id).records_bad == 3
 
 
-def test_publish_goes_with_the_next_transaction(store: Store, job: Job) -> None:
-    """The report that comes before publication costs no commit of its own: the publication's note writes it."""
+def test_the_last_counts_go_with_the_end(store: Store, job: Job) -> None:
+    """What no beat has written costs no commit of its own: the next transaction, that of the end, writes it."""
     with Pulse(store.jobs, job, interval_s=60) as pulse:
         pulse.report(phase="run", done=1)
         pulse.report(phase="publish", done=3)
+        pulse.flush_soon()
         store.jobs.event("note", "the next transaction", job.id, job.attempt, now=3.0)
         found = store.jobs.get(job.id)
     assert (found.phase, found.records_done) == ("publish", 3)
+
+
+def test_a_beat_writes_events(store: Store, job: Job) -> None:
+    """Also if no count has changed. So a process that dies after a long run loses the events since the last beat."""
+    with Pulse(store.jobs, job, interval_s=0.05), open_store(store.home, create=False) as other:
+        store.jobs.event_soon("note", "said once", job.id, job.attempt, {}, now=3.0)
+        until(lambda: any(event.kind == "note" for event in other.jobs.events(job.id)))
 
 
 def test_a_late_report_of_a_lost_attempt_changes_nothing(store: Store, job: Job) -> None:
     """What goes with another transaction is fenced as well."""
     with Pulse(store.jobs, job, interval_s=60) as pulse:
         pulse.report(phase="publish", done=3)
+        pulse.flush_soon()
         store.jobs.fail(job.id, job.attempt, error="lost", retry=True, lost=True, now=3.0)
         pulse.report(phase="publish", done=4)
+        pulse.flush_soon()
         store.jobs.event("note", "the next transaction", now=3.0)
     assert (store.jobs.get(job.id).phase, store.jobs.get(job.id).records_done) == (None, 3)
 

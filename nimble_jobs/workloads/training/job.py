@@ -105,7 +105,8 @@ def _run(session: Session) -> Outcome:
     context.report(done=len(progress.epochs) * plan.epochs.sampler.records)
     outputs = _publish(session, ready.setup, progress, steps, files)
     context.patience.through(session.checkpoints.clear)
-    return Outcome(outputs=outputs, timings=timings, schedule=ready.summary)
+    publication = session.staging.publication
+    return Outcome(outputs=outputs, timings=timings, schedule=ready.summary, publication=publication)
 
 
 def _begin(session: Session, state: State, kept: Checkpoint | None) -> tuple[Checkpoint | None, Progress, Steps]:
