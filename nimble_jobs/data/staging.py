@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from nimble_jobs.data.shard_files import NOTE, ShardFiles, read_note
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.data.unpublished import ERRORS, Unpublished
 from nimble_jobs.errors import DataError
+from nimble_jobs.pipeline import Beside
 from nimble_jobs.regular import NotRegular, read_regular
 from nimble_jobs.spec.model import OutputSpec
 from nimble_jobs.whole import sync_path
@@ -61,6 +63,7 @@ class Staging(Unpublished):
         self._folder, self._sheets = self._files.folder, self._files.sheets
         self._extra: list[str] = []
         self._unsynced: set[str] = set()  # files that may not be durable yet
+        self._syncing: tuple[list[str], Beside] | None = None  # files that are being synced
         if self._adopted():
             return
         check_path(output, ledger, job_id)
@@ -84,13 +87,17 @@ class Staging(Unpublished):
         """Write one shard durably; without columns, only its bad records. `carries` names state that the model carries
         to the next shard; `shortened` of its texts lost tokens.
 
-        The `last` one before publication is synced by the publication, which saves a small job half of its syncs. A
-        killed process loses nothing, and after a power failure digests tell whether the shard must be written again.
+        The `last` one before publication is only durable when that has synced its folder, which saves a small job half
+        of its syncs. A killed process loses nothing, and after a power failure digests tell whether the shard must be
+        written again. Its files are synced beside whatever comes between.
         Raises DataError if it cannot be written, FencedOut if a newer attempt took over.
         """
         shard = self._files.write(index, columns, bad, carries=carries, shortened=shortened, sync=not last)
         if last:
-            self._unsynced.update(entry.name for entry in shard.files)
+            names = [entry.name for entry in shard.files]
+            self._unsynced.update(names)
+            sync = partial(sync_all, [self._folder / name for name in names])
+            self._syncing = names, Beside(sync, name="nimble-sync")
         self.done[index] = shard
         return shard
 
@@ -136,6 +143,14 @@ class Staging(Unpublished):
             publication.restore(self._output.folder, self._root)
         self._clear()
 
+    def _await_sync(self) -> None:
+        """Wait until the files of the last shard are synced. If that fails, publication syncs them if called again."""
+        if self._syncing is not None:
+            names, syncing = self._syncing
+            self._syncing = None
+            syncing.wait()
+            self._unsynced.difference_update(names)
+
     def _adopted(self) -> bool:
         """Whether the path has what this job would publish; if so, it is taken as finished."""
         there = publication.adoptable(self._output, self._job_id, self._basis, self._ledger)
@@ -159,6 +174,7 @@ class Staging(Unpublished):
         for stray in self._folder.iterdir():
             if stray.name not in known:
                 remove_tree(stray)
+        self._await_sync()
         sync_all([*(self._folder / name for name in (*sorted(self._unsynced), MANIFEST)), self._folder])
         return complete
 
