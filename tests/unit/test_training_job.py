@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_what_the_end_records(folder: Path) -> None:
     """The publication, also if an earlier attempt died before it could say so."""
-    spec = spec_of(folder, output="recorded/net", **{"train.epochs": 1})
+    spec = spec_of(folder, output="recorded/net", train__epochs=1)
     first = Attempt(spec).run()
     assert first.publication is not None
     assert first.publication.path == str(spec.output.path)
