@@ -34,6 +34,7 @@ LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "planner/step/record.py:record_step": "each parameter after the device is given by keyword",
     "planner/step/validation.py:prepare_forward": "each parameter after the key's parts is given by keyword",
     "queue.py:submit_array": "each parameter is an option of a job, given by keyword",
+    "store/claims.py:finish": "each parameter after the attempt is a fact about its end, given by keyword",
     "store/migrations/versions/0001_first.py:upgrade": "a list of tables",
     "workloads/record_feed.py:__init__": "each parameter after the stages is given by keyword",
 }
