@@ -293,7 +293,7 @@ for channels in (3, 1):
         (dict(shortest_edge=10), (8, 9), (8, 9), [(3, 2)]),
         (dict(resize=(9, 7), interpolation="bicubic"), None, (9, 7), [(1, 1)]),
         (dict(shortest_edge=17, interpolation="bicubic"), (8, 9), (8, 9), [(3, 2)]),
-    ):
+    )[:: 2 if channels == 1 else 1]:
         shaping = Shaping(height=size[0], width=size[1], channels=channels, center_crop=crop, **how)
         fitting = [s for s in first + sizes if shaping.fits(np.array([s])).all()]
         pictures = [torch.randint(0, 256, (channels, *s), dtype=torch.uint8, generator=generator) for s in fitting]
