@@ -80,6 +80,7 @@ class _Watch:
     def __init__(self, name: str) -> None:
         self._name, self._began = name, time.perf_counter()
         self._phase: object = None
+        self._step = 0
         self._points: list[tuple[float, int]] = []  # seconds, records done
 
     def __call__(self, report: dict[str, Any]) -> None:
@@ -87,7 +88,9 @@ class _Watch:
         if phase not in (None, self._phase):
             self._phase = phase
             print(f"{self._name}: {phase} after {now:.1f} s", file=sys.stderr, flush=True)
-        if report.get("done"):
+        step = (report.get("timings") or {}).get("step", 0)
+        if step > self._step:  # later reports come after the other processes have ended
+            self._step = step
             self._points.append((now, report["done"]))
 
     @property

@@ -48,7 +48,7 @@ class Found:
 
     manifest: dict[str, Any]
     doubt: str | None
-    publication: Publication | None = None  # as the store records it; None for manifests of earlier versions
+    publication: Publication | None = None  # None if it is not trusted, or from a version without tokens
 
     @property
     def job_id(self) -> str:
@@ -268,7 +268,7 @@ def publish(output: OutputSpec, folder: Path, held: Found, ledger: Ledger) -> Fo
         except OSError as e:
             if e.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-        if output.if_exists == "replace" and _swap(path, folder, ledger):
+        if output.if_exists == "replace" and _swap(path, folder, ledger, job_id):
             break
     else:
         raise OutputExists(f"{path}: other processes keep writing to it; choose another output.path")
@@ -276,22 +276,29 @@ def publish(output: OutputSpec, folder: Path, held: Found, ledger: Ledger) -> Fo
     return held
 
 
-def _swap(path: Path, folder: Path, ledger: Ledger) -> bool:
+def _swap(path: Path, folder: Path, ledger: Ledger, job_id: str) -> bool:
     """Replace `path` by `folder`, without a moment in which neither exists, if the system can.
 
-    If files came into the old folder meanwhile, they are noticed in its new place, and everything is put back.
+    If files came into the old folder meanwhile, they are noticed in its new place, and everything is put back. So it is
+    if another attempt of this job has published meanwhile: the loop then takes what that has published.
     """
     old = folder.with_name(folder.name.replace("attempt", "old"))
     if exchange(folder, path):
-        if _why_kept(folder, find(path, ledger, folder)) is not None:
+        if _stays(path, folder, ledger, job_id):
             exchange(folder, path)
             return False
         folder.rename(old)
         return True
     path.rename(old)
-    if _why_kept(old, find(path, ledger, old)) is not None:
+    if _stays(path, old, ledger, job_id):
         old.rename(path)
     return False  # the place is free now, and the loop renames into it
+
+
+def _stays(path: Path, moved: Path, ledger: Ledger, job_id: str) -> bool:
+    """Whether what was at `path`, and was moved, must be put back."""
+    found = find(path, ledger, moved)
+    return (found is not None and found.doubt is None and found.job_id == job_id) or _why_kept(moved, found) is not None
 
 
 def restore(path: Path, root: Path) -> None:

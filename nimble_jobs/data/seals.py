@@ -1,4 +1,4 @@
-"""Seals: what makes a manifest one that an attempt of this store has written, and nobody else can write.
+"""Seals: each proves that an attempt of this store wrote a manifest.
 
 Each claim commits a secret with its attempt. The manifest's token is a keyed hash (HMAC, RFC 2104, of SHA-256) of all
 other bytes of the manifest, which name the job, the attempt, and the folder's inode. So a manifest can be judged before

@@ -87,8 +87,8 @@ class Staging(Unpublished):
         """Write one shard durably; without columns, only its bad records. `carries` names state that the model carries
         to the next shard; `shortened` of its texts lost tokens.
 
-        The `last` one before publication is only durable when that has synced its folder, which saves a small job half
-        of its syncs. A killed process loses nothing, and after a power failure digests tell whether the shard must be
+        The `last` shard becomes durable only when `publish` syncs the folder, which saves a small job half of its
+        syncs. A killed process loses nothing, and after a power failure digests tell whether the shard must be
         written again. Its files are synced beside whatever comes between.
         Raises DataError if it cannot be written, FencedOut if a newer attempt took over.
         """

@@ -55,7 +55,7 @@ class Unpublished:
         self.begun_again: str | None = None
         self.decoded_before: str | None = None
         self.finished: dict[str, Any] | None = None
-        self.publication: Publication | None = None  # of what is at the path then, for the end of the job to record
+        self.publication: Publication | None = None  # what the end of the job records, once `finished` is set
         self.left_behind: str | None = None  # why files that nobody needs could not be removed
 
     @property
@@ -95,7 +95,7 @@ class Unpublished:
         return FileEntry(name=ERRORS, sha256=digest, bytes=len(data), records=len(bad)), data
 
     def take(self, path: Path | str, there: Found) -> None:
-        """The path has what this job would publish."""
+        """Take what is at the path as this job's finished output."""
         self.finished, self.publication = publication.outputs(path, there.manifest), there.publication
 
     def sealed(

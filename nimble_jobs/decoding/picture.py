@@ -100,7 +100,7 @@ def _upright(image: Image.Image, orientation: int) -> tuple[int, int]:
 
 def _reduce(image: Image.Image, resize: tuple[int, int] | None, orientation: int) -> Box | None:
     """Ask for a JPEG to be decoded smaller; returns the box that the picture then fills. None: decode it in full."""
-    if resize is None or image.format != "JPEG" or image.mode not in ("L", "RGB", "CMYK"):
+    if resize is None or image.format not in ("JPEG", "MPO") or image.mode not in ("L", "RGB", "CMYK"):
         return None
     height, width = resize[::-1] if orientation in _TURNED else resize
     if plain.scale_of(image.height, image.width, (height, width)) == 1:

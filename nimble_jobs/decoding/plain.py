@@ -43,8 +43,8 @@ def decoder() -> str | None:
 def decoded(file: BinaryIO, recipe: Recipe, *, smaller: bool) -> Flat | None:
     """The picture in `file`, decoded at a fraction of its size if it may be `smaller`.
 
-    None, with the file at its beginning, if Pillow must decode it: what is no plain JPEG, and what libjpeg so much as
-    warns about. So the reason why a picture is bad is always Pillow's. Raises OSError if the file cannot be read.
+    None if Pillow must decode it: it is not a plain JPEG, or libjpeg warns about it. The file is then at its beginning.
+    So the reason why a picture is bad is always Pillow's. Raises OSError if the file cannot be read.
     """
     data = _read(file)
     header = None if data is None else jpeg.parse(data)

@@ -16,7 +16,7 @@ def with_model_transform(spec: JobSpec) -> JobSpec:
     """The spec, with the transform of its model if it has none of its own and the model says one.
 
     What a folder says and is not understood is kept as a problem, which matters only if the input has encoded pictures.
-    Raises ModelError for named weights of anything but a torchvision model.
+    Raises ModelError if `model.source` is incomplete.
     """
     if spec.input.transform != TransformSpec():
         return spec
@@ -40,8 +40,8 @@ def left_out(spec: JobSpec) -> str | None:
     if found is None or transform.mean is not None or transform.std is not None:
         return None
     return (
-        f"{found.said_by} expects pictures less their mean ({spaced(found.mean)}) over their standard deviation "
-        f"({spaced(found.std)}), and input.transform has neither; without input.transform they are prepared so"
+        f"{found.said_by} expects pixels normalised with mean {spaced(found.mean)} and std {spaced(found.std)}, but "
+        "input.transform sets neither; add them, or remove input.transform"
     )
 
 

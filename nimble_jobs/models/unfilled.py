@@ -26,7 +26,7 @@ class Unfilled(TorchFunctionMode):
         tensor: Any = kwargs.get("tensor", args[0] if args else None)
         if func in _FILLS and isinstance(tensor, torch.Tensor) and tensor.is_meta:
             return tensor
-        if kwargs.keys() == {"device"} and len(args) == 1:
+        if kwargs.keys() == {"device"} and kwargs["device"] is not None and len(args) == 1:
             if func is torch.arange and type(tensor) is int and tensor >= 0 and torch.device(**kwargs).type == "meta":
                 return torch.empty(tensor, dtype=torch.int64, **kwargs)
             if func is torch.empty_like and tensor.is_meta and tensor.is_contiguous():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nimble_jobs.addresses import is_address
 from nimble_jobs.data import hidden, publish
+from nimble_jobs.data.object_manifest import Manifests
+from nimble_jobs.errors import NimbleError
 from nimble_jobs.job import Job, JobState
+from nimble_jobs.objects import Objects
 from nimble_jobs.store.expiry import Ended, Published
 
 if TYPE_CHECKING:
@@ -50,16 +53,31 @@ def _size(path: str | Path) -> int:
         return 0
 
 
-def keep_publication(store: Store, job: Ended) -> None:
-    """Record the folder that a job published if the job then ended otherwise than by success: only the secrets of its
-    attempts vouch for that folder, and they go with the job.
+def keep_publications(store: Store, jobs: Sequence[Ended]) -> dict[str, str]:
+    """Record what jobs published that then did not succeed. Only the secrets of their attempts vouch for
+    those outputs, and they go with the jobs. Returns, by job, why it must stay: an object store could not tell.
     """
-    if job.state is JobState.SUCCEEDED or not job.attempt or job.output is None or is_address(job.output):
+    troubles = {}
+    for job in jobs:
+        try:
+            _keep_publication(store, job)
+        except NimbleError as e:
+            troubles[job.id] = f"job {job.id} stays: {e}"
+    return troubles
+
+
+def _keep_publication(store: Store, job: Ended) -> None:
+    if job.state is JobState.SUCCEEDED or not job.attempt or job.output is None:
         return
-    with suppress(OSError):  # it was moved away meanwhile
-        there = publish.published(Path(job.output), job.id, store.publications)
-        if there is not None and there.publication is not None:
-            store.publications.keep(there.publication)
+    there: publish.Found | None = None
+    if is_address(job.output):
+        there = Manifests(Objects(job.output), store.publications).find()[0]
+    else:
+        with suppress(OSError):  # it was moved away meanwhile
+            there = publish.find(Path(job.output), store.publications)
+    ours = there is not None and there.doubt is None and there.job_id == job.id
+    if there is not None and ours and there.publication is not None:
+        store.publications.keep(there.publication)
 
 
 def gone(published: Published, *, replaced: bool) -> bool:

@@ -211,9 +211,11 @@ class Sweep:
         return Spared(needed=frozenset(expiry.needed()), newest=newest, timed=timed)
 
     def _remove_jobs(self, jobs: Sequence[Ended]) -> Step:
-        expiry = self._store.expiry
-        for job in jobs if self._remove else ():
-            folders.keep_publication(self._store, job)
+        expiry, troubles = self._store.expiry, dict[str, str]()
+        if self._remove:
+            troubles = folders.keep_publications(self._store, jobs)
+            self._held.update(troubles)
+            jobs = [job for job in jobs if job.id not in troubles]
         went, tally = expiry.remove(jobs) if self._remove else ([job.id for job in jobs], expiry.hanging(jobs))
         self._going.update(went)
         sizes = []
@@ -225,7 +227,8 @@ class Sweep:
                 if self._remove:
                     path.unlink()
                 sizes.append(size)
-        return Step(tally=tally + Tally(counts={"logs": len(sizes)}, bytes={"logs": sum(sizes)}))
+        logged = Tally(counts={"logs": len(sizes)}, bytes={"logs": sum(sizes)})
+        return Step(tally=tally + logged, trouble=tuple(troubles.values()))
 
     def _trainings(self, left: dict[Path, Job]) -> dict[Path, tuple[Path, set[str]]]:
         """Folders with checkpoints: their output, and all jobs that could resume from them."""

@@ -175,10 +175,10 @@ def state_text(row: Row) -> str:
     return str(row["state"])
 
 
-EAGER = ("eager", "not built")  # how `schedule_state` begins for jobs that ran in eager
+NOT_BUILT = "not built"  # how `schedule_state` begins for jobs whose schedule did not pay, or not yet
 _BEGUN = {  # the schedule's progress of a job that began in eager
-    "eager": "not built, eager PyTorch instead",
-    "quick": "not built, eager's kernels captured",
+    "eager": f"{NOT_BUILT}, eager PyTorch instead",
+    "quick": f"{NOT_BUILT}, eager's kernels captured",
     "building": "being built in the background",
     "moved": "built in the background",
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 from nimble_jobs.job import Job
 from nimble_jobs.plural import count
-from nimble_jobs.views.jobs import EAGER, schedule_state
+from nimble_jobs.views.jobs import NOT_BUILT, schedule_state
 
 _IDLE = 0.5  # a less busy stage is no bottleneck
 
@@ -37,9 +37,11 @@ def without(timings: dict[str, Any]) -> dict[str, Any]:
 def of_job(job: Job) -> list[tuple[str, str]]:
     """The stages of a job, with advice that it can follow."""
     more: dict[str, tuple[str, ...]] = {}
-    if schedule_state(job).startswith(EAGER):
+    unbuilt = schedule_state(job).startswith(NOT_BUILT) or job.spec.get("schedule", {}).get("on_miss") == "eager"
+    if unbuilt:  # other jobs in eager have models that cannot be recorded
         more["replay"] = ("a stored schedule (nimble-jobs cache build)",)
-    on_gpu = any(stage["name"] == "download" for stage in job.timings.get("stages") or [])
+    names = [stage["name"] for stage in job.timings.get("stages") or []]
+    on_gpu = "download" in names or job.device.startswith("cuda")
     if on_gpu and job.spec.get("input", {}).get("decode") == "cpu":
         more["read and decode"] = ("input.decode: gpu",)
     return lines(job.timings, more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from nimble_jobs.data import stage as stage_output
 from nimble_jobs.data.answers import Answers
 from nimble_jobs.models.pictures import left_out
 from nimble_jobs.planner import Request
+from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads import only_new
@@ -72,24 +74,22 @@ def claimed(
     if answers is not None:
         options["error"] = answers.error
 
-    def decided() -> dict[str, Any]:
-        how = basis(spec, reader, decode, setup.to_json() if setup is not None else None)
-        return {"basis": how, "decoded_by": str(decode) if decode is not None else None}
+    def decided(by: decodes.Decode | None) -> dict[str, Any]:
+        how = basis(spec, reader, by, setup.to_json() if setup is not None else None)
+        return {"basis": how, "decoded_by": str(by) if by is not None else None}
 
-    def stage() -> AnyStaging:
+    def staged(by: decodes.Decode | None) -> AnyStaging:
         return context.patience.through(
-            lambda: stage_output(spec.output, job.id, job.attempt, **options, **decided()), begun=job.attempt > 1
+            lambda: stage_output(spec.output, job.id, job.attempt, **options, **decided(by)), begun=job.attempt > 1
         )
 
-    staging = None if job.joined else stage()
-    alone = context.membership is None  # members each choose, and must choose alike
-    if staging is not None and alone and decodes.may_keep(spec, decode, staging.decoded_before):
-        # Another attempt's shards were decoded by the CPU, as this one can, too.
-        decode, why_not = decodes.on_host(reader.recipe.interpolation), "an earlier attempt began with the CPU"
-        staging = stage()
+    staging = None if job.joined else staged(decode)
     part = None
-    if context.membership is not None and (staging is None or staging.finished is None):
-        part = Part(context, reader.total, answers=answers, **decided())
+    if context.membership is None:  # members each choose a decoder, and must choose alike
+        if staging is not None and (kept := _kept(spec, reader, decode, staging, staged)) is not None:
+            (decode, staging), why_not = kept, "an earlier attempt began with the CPU"
+    elif staging is None or staging.finished is None:
+        part = Part(context, reader.total, answers=answers, **decided(decode))
     context.report(total=reader.total if answers is None else answers.total)
     notes = reader.notes()
     if reader.decodes and (unlike := left_out(spec)) is not None:
@@ -101,7 +101,7 @@ def claimed(
         device=device,
         reader=reader,
         staging=staging,
-        stage=stage,
+        stage=partial(staged, decode),
         part=part,
         decode=decode,
         why_not=why_not,
@@ -110,3 +110,18 @@ def claimed(
         column=column,
         answers=answers,
     )
+
+
+def _kept(
+    spec: JobSpec,
+    reader: Reader,
+    decode: decodes.Decode | None,
+    staging: AnyStaging,
+    staged: Callable[[decodes.Decode], AnyStaging],
+) -> tuple[decodes.Decode, AnyStaging] | None:
+    """The decoder of an earlier attempt, and what is staged with it, if its shards can be kept then and no others."""
+    if staging.done or not decodes.may_keep(spec, decode, staging.decoded_before):
+        return None
+    before = decodes.on_host(reader.recipe.interpolation)
+    with_it = staged(before)
+    return (before, with_it) if with_it.done else None

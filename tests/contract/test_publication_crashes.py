@@ -10,14 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nimble_jobs.data import Staging
+from nimble_jobs.data import Staging, stage
 from nimble_jobs.data import publish as publication
-from nimble_jobs.errors import FencedOut, OutputExists
+from nimble_jobs.data.object_manifest import Manifests
+from nimble_jobs.errors import FencedOut, ObjectTrouble, OutputExists
 from nimble_jobs.job import Job, JobState
+from nimble_jobs.objects import Objects, once
 from nimble_jobs.retention import Rules, Sweep
 from nimble_jobs.spec.model import OutputSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from tests import s3
 from tests.store_samples import NOW, queued
 
 LATER = NOW + 10_000.0
@@ -208,6 +211,64 @@ def test_a_folder_whose_job_never_says_so(store: Store, tmp_path: Path, how: str
     found = publication.find(path, store.publications)
     assert found is not None
     assert found.job_id == other.id
+
+
+def test_a_stopped_attempt_leaves_what_a_newer_one_swapped_in(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under `replace`, both want to exchange the old folder. The later exchange is undone."""
+    path = tmp_path / "out"
+    old = claimed(store, path, "old")
+    assert end(store, old, published(store, path, old, basis="old"))
+    first = claimed(store, path)
+    stopped = staged(store, path, first, "replace")
+    real = publication.exchange
+    newer: list[tuple[Job, Staging]] = []
+
+    def exchange(one: Path, other: Path) -> bool:
+        if not newer:  # the first attempt is stopped here, and goes on once the second one has published
+            lose(store, first)
+            second = again(store)
+            newer.append((second, staged(store, path, second, "replace")))
+            with monkeypatch.context() as patched:
+                patched.setattr(Staging, "_clear", lambda _: None)  # it has not come to that yet
+                newer[0][1].publish({}, shards=1)
+        return real(one, other)
+
+    monkeypatch.setattr(publication, "exchange", exchange)
+    stopped.publish({}, shards=1)
+    [(second, theirs)] = newer
+    assert stopped.publication == theirs.publication
+    assert not end(store, first, stopped)
+    assert end(store, second, theirs)
+    for _ in Sweep(store, Rules(keep_s=0, keep_failed_s=0), now=LATER * 2, remove=True).steps():
+        pass
+    assert doubt(store, path) is None
+
+
+def test_an_output_in_an_object_store_is_known_once_its_job_is_gone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the job did not succeed. While the object store does not answer, the job stays."""
+    address = f"s3://{s3.bucket(monkeypatch)}/results/one"
+    queued(store, spec={"output": {"path": address}}, name="n", kind="score", now=NOW)
+    job = again(store)
+    output = OutputSpec(path=address, format="npy")  # type: ignore[arg-type]
+    staging = stage(output, job.id, job.attempt, through=once, ledger=store.publications, basis="b")
+    staging.write_shard(0, {"top1": np.arange(4)}, last=True)
+    staging.publish({}, shards=1)
+    store.jobs.cancelled(job.id, 1, NOW)
+    with monkeypatch.context() as patched:
+        patched.setattr(Manifests, "find", lambda _: (_ for _ in ()).throw(ObjectTrouble("no answer")))
+        steps = list(Sweep(store, Rules(keep_s=0, keep_failed_s=0), now=LATER, remove=True).steps())
+    assert f"job {job.id} stays: no answer" in [text for step in steps for text in step.trouble]
+    assert [each.id for each in store.jobs.list()] == [job.id]
+    for _ in Sweep(store, Rules(keep_s=0, keep_failed_s=0), now=LATER, remove=True).steps():
+        pass
+    assert store.jobs.list() == []
+    found = Manifests(Objects(address), store.publications).find()[0]
+    assert found is not None
+    assert found.doubt is None
 
 
 def test_looking_at_what_would_be_pruned_records_nothing(store: Store, tmp_path: Path) -> None:

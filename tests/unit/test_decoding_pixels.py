@@ -156,7 +156,7 @@ def test_sides_are_divided_by_powers_of_two_that_leave_twice_the_result() -> Non
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("how", ["4:2:0", "4:2:2", "4:4:4", "grey", "progressive"])
+@pytest.mark.parametrize("how", ["4:2:0", "4:2:2", "4:4:4", "grey", "progressive", "two pictures"])
 def test_plain_jpegs_have_the_bytes_of_pillow(channels: int, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In full and decoded smaller, whole and in part, with odd sides, whoever decodes."""
     for factor in (1, 3, 9):
@@ -164,6 +164,10 @@ def test_plain_jpegs_have_the_bytes_of_pillow(channels: int, how: str, monkeypat
         kind = image.convert("L" if how == "grey" else "RGB")
         subsampling = how if ":" in how else "4:2:0"
         data = jpeg(kind, quality=80, subsampling=subsampling, progressive=how == "progressive")
+        if how == "two pictures":
+            both = BytesIO()
+            kind.save(both, "MPO", quality=80, save_all=True, append_images=[kind])
+            data = both.getvalue()
         wanted = recipe(channels), recipe(channels).of_parts
         parts = None, lambda height, width: (height // 3, width // 5, height // 2, width // 2)
         expected = []

@@ -220,7 +220,7 @@ def test_a_transform_without_what_the_weights_expect_is_noticed(tmp_path: Path) 
         )
         assert with_model_transform(own) is own
         assert (left_out(own) is not None) == told
-        assert not told or "ResNet50_Weights.IMAGENET1K_V1 expects pictures less their mean (0.485" in str(
+        assert not told or "ResNet50_Weights.IMAGENET1K_V1 expects pixels normalised with mean 0.485" in str(
             left_out(own)
         )
 

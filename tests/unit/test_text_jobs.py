@@ -393,14 +393,17 @@ def test_what_would_help_a_job_over_texts() -> None:
 def test_what_would_help_is_what_can_be_done(store: Store) -> None:
     """The GPU decodes only where there is one, and nobody is told to build what is built."""
 
-    def advice(busiest: str, schedule: dict[str, Any], *others: str) -> str:
+    def advice(busiest: str, schedule: dict[str, Any], *others: str, on_miss: str = "build") -> str:
         stage = {"workers": 1, "unit": "thread", "limit": 0, "depth": 0.0}
         stages = [{"name": name, "busy": 0.9 if name == busiest else 0.1, **stage} for name in (busiest, *others)]
-        job = queued(store, spec={"input": {"decode": "cpu"}}, name="n", kind="score", now=0.0)
+        job = queued(
+            store, spec={"input": {"decode": "cpu"}, "schedule": {"on_miss": on_miss}}, name="n", kind="score", now=0.0
+        )
         return of_job(replace(job, timings={"stages": stages}, schedule=schedule))[-1][1]
 
     assert "input.decode" not in advice("read and decode", {})
     assert "input.decode: gpu, or more CPU cores" in advice("read and decode", {}, "download")
-    assert "cache build" in advice("replay", {"fallback": "on_miss: eager"})
+    assert "cache build" in advice("replay", {"fallback": "on_miss: eager"}, on_miss="eager")
+    assert "cache build" not in advice("replay", {"fallback": "it draws random numbers"})
     assert "cache build" in advice("replay", {"progress": "eager", "first_run": {"why": "few records"}})
     assert "cache build" not in advice("replay", {"hit": "stored"})

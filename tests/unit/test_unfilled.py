@@ -20,6 +20,7 @@ CASES: list[Callable[[], Tensor]] = [
     lambda: torch.arange(2, 7, device="meta"),
     lambda: torch.arange(7.0, device="meta"),
     lambda: torch.arange(7, device="cpu"),
+    lambda: torch.arange(7, device=None),
     lambda: torch.empty_like(torch.empty(2, 3, device="meta", dtype=torch.float16), device="meta"),
     lambda: torch.empty_like(torch.empty(2, 3, device="meta").T, device="meta"),
     lambda: torch.empty_like(torch.empty(4, device="meta").expand(3, 4), device="meta"),

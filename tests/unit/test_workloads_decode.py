@@ -148,6 +148,34 @@ def test_an_attempt_keeps_the_cpu_of_an_earlier_one(
     assert not [event for event in store.jobs.events(done.id) if event.kind == "restart"]
 
 
+def test_an_attempt_that_can_keep_nothing_chooses_anew(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The input has changed since the CPU decoded it, so all is scored again, by the device."""
+    output = {"path": str(folder.parent / "out"), "format": "npy", "shard_size": 4}
+    spec = spec_of(folder, input={"batch_size": 4, "transform": {"resize": [40, 30]}}, output=output)
+    allowed = [str(folder.parent)]
+    made = queued(store, spec=dump(spec), name="n", kind="score", foreground=True, allow_python=allowed, now=0.0)
+    landed: list[int] = []
+    whole = Scoring._counted
+
+    def counted(self: Scoring, one: Any, lane: Any) -> Any:
+        landed.append(one.beside.at.shard)
+        return whole(self, one, lane)
+
+    monkeypatch.setattr(Scoring, "_counted", counted)
+    for wish in (lambda: Stop.DRAIN if landed else Stop.GO), lambda: Stop.GO:
+        taken = store.jobs.claim_foreground(made.id, "w", now=10.0)
+        assert taken is not None
+        execute(taken, real_station(store, "w", "cpu", None), wish=wish)
+        monkeypatch.setattr(devices, "separate_memory", lambda _: True)
+        monkeypatch.setattr(picture_trial, "available", lambda *_: None)
+        photographs()["china"].resize((70, 60)).save(folder / "new.png")
+    assert store.jobs.get(made.id).state is JobState.SUCCEEDED
+    assert published(spec)[0]["decode"]["by"] == "gpu"
+    assert [event.kind for event in store.jobs.events(made.id)].count("restart") == 1
+
+
 def test_the_decoder_is_part_of_the_basis_and_the_wish_is_not(folder: Path) -> None:
     """auto and what came of it are the same; another decoder or version is not."""
     with open_reader(job(folder).input) as reader:
