@@ -100,14 +100,14 @@ class Farm:
         """Wait for a moment of the given kind. Returns the number of the worker to kill.
 
         running: the worker runs a job, or did a moment ago. build: it runs a job whose schedule is not stored. publish:
-        its job is about to publish. any: at any time, even while it starts.
+        its job has written its manifest, or published, and has not ended. any: at any time, even while it starts.
         """
         if moment == "any":
             time.sleep(rng.uniform(0, 1.0))
             return rng.randrange(WORKERS)
         target = self._unbuilt() if moment == "build" else None
         deadline = time.monotonic() + PATIENCE_S
-        while not (found := self._running(target, "publish" if moment == "publish" else None)):
+        while not (found := self._running(target, publishing=moment == "publish")):
             assert time.monotonic() < deadline, f"no worker reached: {moment}"
             if target is None:
                 self.feed()
@@ -124,12 +124,17 @@ class Farm:
         """Submit a job whose input width has no stored schedule yet. Returns its id."""
         return self.submit(("npy", 100 + len(self.jobs)), priority=1).id
 
-    def _running(self, job: str | None, phase: str | None) -> list[int]:
-        """The numbers of the workers that run this job, any job in this phase, or any job."""
+    def _running(self, job: str | None, *, publishing: bool) -> list[int]:
+        """The numbers of the workers that run this job, or any job; only those that are `publishing`, if so."""
         running = self.store.jobs.list(states=[JobState.RUNNING])
-        holders = {j.worker for j in running if job in (None, j.id) and phase in (None, j.phase)}
+        holders = {j.worker for j in running if job in (None, j.id) and (self._publishes(j) or not publishing)}
         pids = {info.pid for info in self.store.workers.live() if info.id in holders} if holders else set()
         return [number for number, worker in enumerate(self.workers) if worker.pid in pids]
+
+    def _publishes(self, job: Job) -> bool:
+        """Whether the job's manifest is there, in its hidden folder or already published."""
+        path = self.folder / "out" / job.name
+        return path.exists() or any(path.with_name(f".{job.name}.{job.id}").glob("attempt-*/manifest.json"))
 
     def kill(self, number: int, rng: random.Random) -> str:
         """SIGKILL a child, a supervisor, or both; a supervisor is replaced. Or stop both for longer than a lease."""
