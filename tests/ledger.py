@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ class Book:
         """What a claim commits."""
         self.home.mkdir(parents=True, exist_ok=True)
         key = hashlib.sha256(f"{self.home} {job_id} {attempt}".encode()).hexdigest()[:32]
-        (self.home / f"{job_id}-{attempt}").write_text(json.dumps({"key": key, "output": str(output)}))
+        self._commit(f"{job_id}-{attempt}", {"key": key, "output": str(output)})
         return self
 
     def key(self, job_id: str, attempt: int) -> str:
@@ -39,7 +40,13 @@ class Book:
     def record(self, publication: Publication) -> None:
         """What the end of a job does."""
         self.home.mkdir(parents=True, exist_ok=True)
-        (self.home / publication.token).write_text(json.dumps(dataclasses.asdict(publication)))
+        self._commit(publication.token, dataclasses.asdict(publication))
+
+    def _commit(self, name: str, row: dict[str, Any]) -> None:
+        """In one step: a process that is killed leaves the row before or the new one."""
+        new = self.home / f"{name}.{os.getpid()}.new"
+        new.write_text(json.dumps(row))
+        new.replace(self.home / name)
 
     def find(self, token: str) -> Publication | None:
         path = self.home / token
