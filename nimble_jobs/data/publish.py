@@ -54,6 +54,10 @@ class Found:
     def job_id(self) -> str:
         return str(self.manifest.get("job_id"))
 
+    def is_of(self, job_id: str) -> bool:
+        """Whether the store accepts that this job published it."""
+        return self.doubt is None and self.job_id == job_id
+
 
 def manifest(
     *,
@@ -176,7 +180,7 @@ def outputs(path: Path | str, held: dict[str, Any]) -> dict[str, Any]:
 def published(path: Path, job_id: str, ledger: Ledger) -> Found | None:
     """The existing folder, if this job published it; else None."""
     existing = find(path, ledger)
-    return existing if existing is not None and existing.doubt is None and existing.job_id == job_id else None
+    return existing if existing is not None and existing.is_of(job_id) else None
 
 
 def adoptable(output: OutputSpec, job_id: str, basis: str, ledger: Ledger) -> Found | None:
@@ -203,7 +207,7 @@ def check_free(output: OutputSpec, job_id: str, ledger: Ledger) -> None:
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     existing = find(path, ledger)
-    if existing is not None and existing.doubt is None and existing.job_id == job_id:
+    if existing is not None and existing.is_of(job_id):
         return
     match output.if_exists:
         case "fail":
@@ -298,7 +302,7 @@ def _swap(path: Path, folder: Path, ledger: Ledger, job_id: str) -> bool:
 def _stays(path: Path, moved: Path, ledger: Ledger, job_id: str) -> bool:
     """Whether what was at `path`, and was moved, must be put back."""
     found = find(path, ledger, moved)
-    return (found is not None and found.doubt is None and found.job_id == job_id) or _why_kept(moved, found) is not None
+    return (found is not None and found.is_of(job_id)) or _why_kept(moved, found) is not None
 
 
 def restore(path: Path, root: Path) -> None:

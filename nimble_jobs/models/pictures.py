@@ -33,11 +33,11 @@ def with_model_transform(spec: JobSpec) -> JobSpec:
 
 def left_out(spec: JobSpec) -> str | None:
     """What the spec's own transform does not do, although the model's named weights were evaluated with it."""
-    transform = spec.input.transform
-    if source_of(spec.model).scheme != "torchvision" or isinstance(transform, OfModel):
+    transform, source = spec.input.transform, source_of(spec.model)
+    if source.scheme != "torchvision" or transform.mean is not None or transform.std is not None:
         return None
-    found = _of_weights(spec.model, source_of(spec.model).target)
-    if found is None or transform.mean is not None or transform.std is not None:
+    found = _of_weights(spec.model, source.target)
+    if found is None:
         return None
     return (
         f"{found.said_by} expects pixels normalised with mean {spaced(found.mean)} and std {spaced(found.std)}, but "

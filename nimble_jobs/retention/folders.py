@@ -75,8 +75,7 @@ def _keep_publication(store: Store, job: Ended) -> None:
     else:
         with suppress(OSError):  # it was moved away meanwhile
             there = publish.find(Path(job.output), store.publications)
-    ours = there is not None and there.doubt is None and there.job_id == job.id
-    if there is not None and ours and there.publication is not None:
+    if there is not None and there.is_of(job.id) and there.publication is not None:
         store.publications.keep(there.publication)
 
 

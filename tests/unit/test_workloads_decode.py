@@ -116,64 +116,64 @@ def test_who_decodes_is_chosen_by_spec_and_machine(folder: Path, monkeypatch: py
         assert choose(spec, reader, gpu) == (None, None)
 
 
+class Attempts:
+    """Attempts at one job over three shards. The first drains after a batch; later ones have a GPU that decodes."""
+
+    def __init__(self, store: Store, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        output = {"path": str(folder.parent / "out"), "format": "npy", "shard_size": 4}
+        self.spec = spec_of(folder, input={"batch_size": 4, "transform": {"resize": [40, 30]}}, output=output)
+        self.landed: list[int] = []  # the shard of each batch
+        self._store, self._patch = store, patch
+        given = {"spec": dump(self.spec), "allow_python": [str(folder.parent)]}
+        self._job = queued(store, name="n", kind="score", foreground=True, now=0.0, **given)
+        whole = Scoring._counted
+
+        def counted(scoring: Scoring, one: Any, lane: Any) -> Any:
+            self.landed.append(one.beside.at.shard)
+            return whole(scoring, one, lane)
+
+        patch.setattr(Scoring, "_counted", counted)
+        self._run(lambda: Stop.DRAIN if self.landed else Stop.GO)
+
+    def next(self) -> Job:
+        self._patch.setattr(devices, "separate_memory", lambda _: True)
+        self._patch.setattr(picture_trial, "available", lambda *_: None)
+        return self._run(lambda: Stop.GO)
+
+    def restarts(self) -> int:
+        """How often the job said that it starts again."""
+        return [event.kind for event in self._store.jobs.events(self._job.id)].count("restart")
+
+    def _run(self, wish: Callable[[], Stop]) -> Job:
+        taken = self._store.jobs.claim_foreground(self._job.id, "w", now=10.0)
+        assert taken is not None
+        execute(taken, real_station(self._store, "w", "cpu", None), wish=wish)
+        return self._store.jobs.get(self._job.id)
+
+
 def test_an_attempt_keeps_the_cpu_of_an_earlier_one(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With auto it takes over shards that the CPU decoded, although this machine's device could decode."""
-    output = {"path": str(folder.parent / "out"), "format": "npy", "shard_size": 4}
-    spec = spec_of(folder, input={"batch_size": 4, "transform": {"resize": [40, 30]}}, output=output)
-    allowed = [str(folder.parent)]
-    made = queued(store, spec=dump(spec), name="n", kind="score", foreground=True, allow_python=allowed, now=0.0)
-    whole, landed = Scoring._counted, list[int]()
-
-    def counted(self: Scoring, one: Any, lane: Any) -> Any:
-        landed.append(one.beside.at.shard)
-        return whole(self, one, lane)
-
-    def attempt(wish: Callable[[], Stop]) -> Job:
-        taken = store.jobs.claim_foreground(made.id, "w", now=10.0)
-        assert taken is not None
-        execute(taken, real_station(store, "w", "cpu", None), wish=wish)
-        return store.jobs.get(made.id)
-
-    monkeypatch.setattr(Scoring, "_counted", counted)
-    assert attempt(lambda: Stop.DRAIN if landed else Stop.GO).state is JobState.QUEUED
-    assert set(landed) == {0}
-    monkeypatch.setattr(devices, "separate_memory", lambda _: True)
-    monkeypatch.setattr(picture_trial, "available", lambda *_: None)
-    done = attempt(lambda: Stop.GO)
+    attempts = Attempts(store, folder, monkeypatch)
+    assert store.jobs.list()[0].state is JobState.QUEUED
+    assert set(attempts.landed) == {0}
+    done = attempts.next()
     assert done.state is JobState.SUCCEEDED, done.error
-    assert published(spec)[0]["decode"]["by"] == "cpu"
-    assert sorted(landed) == [0, 1, 2]
-    assert not [event for event in store.jobs.events(done.id) if event.kind == "restart"]
+    assert published(attempts.spec)[0]["decode"]["by"] == "cpu"
+    assert sorted(attempts.landed) == [0, 1, 2]
+    assert attempts.restarts() == 0
 
 
 def test_an_attempt_that_can_keep_nothing_chooses_anew(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The input has changed since the CPU decoded it, so all is scored again, by the device."""
-    output = {"path": str(folder.parent / "out"), "format": "npy", "shard_size": 4}
-    spec = spec_of(folder, input={"batch_size": 4, "transform": {"resize": [40, 30]}}, output=output)
-    allowed = [str(folder.parent)]
-    made = queued(store, spec=dump(spec), name="n", kind="score", foreground=True, allow_python=allowed, now=0.0)
-    landed: list[int] = []
-    whole = Scoring._counted
-
-    def counted(self: Scoring, one: Any, lane: Any) -> Any:
-        landed.append(one.beside.at.shard)
-        return whole(self, one, lane)
-
-    monkeypatch.setattr(Scoring, "_counted", counted)
-    for wish in (lambda: Stop.DRAIN if landed else Stop.GO), lambda: Stop.GO:
-        taken = store.jobs.claim_foreground(made.id, "w", now=10.0)
-        assert taken is not None
-        execute(taken, real_station(store, "w", "cpu", None), wish=wish)
-        monkeypatch.setattr(devices, "separate_memory", lambda _: True)
-        monkeypatch.setattr(picture_trial, "available", lambda *_: None)
-        photographs()["china"].resize((70, 60)).save(folder / "new.png")
-    assert store.jobs.get(made.id).state is JobState.SUCCEEDED
-    assert published(spec)[0]["decode"]["by"] == "gpu"
-    assert [event.kind for event in store.jobs.events(made.id)].count("restart") == 1
+    attempts = Attempts(store, folder, monkeypatch)
+    photographs()["china"].resize((70, 60)).save(folder / "new.png")
+    assert attempts.next().state is JobState.SUCCEEDED
+    assert published(attempts.spec)[0]["decode"]["by"] == "gpu"
+    assert attempts.restarts() == 1
 
 
 def test_the_decoder_is_part_of_the_basis_and_the_wish_is_not(folder: Path) -> None:
