@@ -169,8 +169,7 @@ class Reader:
         if wanted.encoded:
             form = Form(shape=(self.encoded_bytes,), dtype="uint8")
         if self._crew is not None:
-            piece = PIECE_ENCODED if wanted.encoded else PIECE_AWAY
-            ahead = Ahead.away(piece, self._crew.decoders.workers, batch_size)
+            ahead = Ahead.away(_piece(encoded=wanted.encoded), self._crew.decoders.workers, batch_size)
         else:
             ahead = Ahead.of(self._source.piece, batch_size, len(bounds), form)
         window = self._window(bounds) if order is None else None
@@ -304,6 +303,13 @@ class Reader:
             for decoder in found:
                 decoder.crew = self._crew
 
+    def at_once(self, batch_size: int, *, encoded: bool) -> int:
+        """In how many batches all processes that read find work; 0 if threads read."""
+        if self._crew is None:
+            return 0
+        pieces = -(-batch_size // _piece(encoded=encoded))  # of a batch
+        return -(-self._crew.decoders.workers // pieces)
+
     @property
     def recipe(self) -> Recipe:
         """How each picture is decoded and resized. Only if `decodes`."""
@@ -333,3 +339,8 @@ class Reader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _piece(*, encoded: bool) -> int:
+    """Pictures that a process is given at a time."""
+    return PIECE_ENCODED if encoded else PIECE_AWAY

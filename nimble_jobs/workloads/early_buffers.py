@@ -19,12 +19,12 @@ log = logging.getLogger(__name__)
 
 
 class EarlyBuffers:
-    """The thread. Without `nbytes` it does nothing."""
+    """The thread. Without `memory` it does nothing."""
 
-    def __init__(self, nbytes: int | None, device: torch.device) -> None:
-        """`nbytes` of a batch."""
+    def __init__(self, memory: tuple[int, int] | None, device: torch.device) -> None:
+        """`memory`: bytes of a batch, and how many batches."""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nimble-pin")
-        self._made = None if nbytes is None else self._pool.submit(batch_buffers, nbytes, device)
+        self._made = None if memory is None else self._pool.submit(batch_buffers, *memory, device)
 
     def give(self, loaded: Loaded) -> None:
         """Hand the memory over. If it could not be had, the job takes it again and reports why it cannot."""

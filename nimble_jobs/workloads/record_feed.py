@@ -19,6 +19,7 @@ from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.pipeline import Meter, ahead, mapped
 from nimble_jobs.planner import Loaded, Request
+from nimble_jobs.planner.jobs.loaded import BUFFERS
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.preprocess import bits
 from nimble_jobs.workloads.bad_records import BadRecords
@@ -30,6 +31,7 @@ from nimble_jobs.workloads.stages import Stages
 
 _READ_AHEAD = 2  # batches that wait to be uploaded
 UPLOADED = 2  # batches that wait for a replay
+_HELD = THREADS + 1 + _READ_AHEAD + 2  # batches that are read: in decoders and queues, or two threads have them
 
 
 class RecordFeed:
@@ -69,7 +71,7 @@ class RecordFeed:
         self._loaded.arrivals.begin()
         if not self._alone:
             encoded = self._decoding is not None
-            self._buffers = self._loaded.buffers(batch_bytes(self._loaded.request, self._reader, encoded=encoded))
+            self._buffers = self._loaded.buffers(*memory_of(self._loaded.request, self._reader, encoded=encoded))
             self._buffers.begin()
         parts: Iterator[Part] = self._read()
         if not self._alone and (self._decoding is not None or self._limits.bounded):
@@ -169,12 +171,17 @@ class RecordFeed:
             self._fetching.unread()
 
 
-def batch_bytes(request: Request, reader: Reader, *, encoded: bool) -> int:
-    """Bytes of a batch on the host; `encoded`: of pictures that the device decodes."""
+def memory_of(request: Request, reader: Reader, *, encoded: bool) -> tuple[int, int]:
+    """The host's memory for a job: bytes of a batch, and how many batches; `encoded`: the device decodes pictures.
+
+    All processes that read can work while later stages hold as many batches as they may.
+    """
+    size = request.batch_size
+    count = min(-(-reader.total // size), reader.at_once(size, encoded=encoded) + _HELD)
     if encoded:
-        return request.batch_size * reader.encoded_bytes
+        return size * reader.encoded_bytes, max(BUFFERS, count)
     crossing = request.preprocess or reader.signature
-    return request.batch_size * math.prod(crossing.shape) * np.dtype(crossing.dtype).itemsize
+    return size * math.prod(crossing.shape) * np.dtype(crossing.dtype).itemsize, max(BUFFERS, count)
 
 
 def upload(parts: Iterator[Part], lanes: list[Loaded], *, pads: bool = True) -> Generator[tuple[Arrived | None, Part]]:

@@ -21,7 +21,7 @@ from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.cuts import Bounds, cut, cut_claims, shards_for
 from nimble_jobs.workloads.early_buffers import EarlyBuffers
 from nimble_jobs.workloads.parts import Feed, Lane
-from nimble_jobs.workloads.record_feed import RecordFeed, batch_bytes
+from nimble_jobs.workloads.record_feed import RecordFeed, memory_of
 from nimble_jobs.workloads.scoring import Ends, Scoring, Tally
 from nimble_jobs.workloads.stages import Stages
 from nimble_jobs.workloads.telling import tell, tell_restart, tell_troubles, tell_unchecked, tell_weights
@@ -64,7 +64,7 @@ def _scored(attempt: Attempt) -> tuple[Outcome, dict[str, str]]:
         tell_restart(context, staging)
     plan = _planned(attempt)
     try:
-        with EarlyBuffers(_early_bytes(attempt), attempt.device) as early:
+        with EarlyBuffers(_early_memory(attempt), attempt.device) as early:
             scoring, again, counts = _ready(attempt, plan, early)
     except Stopped:
         return Outcome(stop=context.stop()), {}
@@ -136,13 +136,13 @@ def _of_texts(setup: TextSetup, said: dict[str, Any], total: int) -> dict[str, A
     return setup.to_json() | ({"truncated": said["truncated"]} if said["records"] == total else {})
 
 
-def _early_bytes(attempt: Attempt) -> int | None:
-    """Bytes of a batch, if memory for batches is surely needed: a worker's resident model may have some."""
+def _early_memory(attempt: Attempt) -> tuple[int, int] | None:
+    """What `memory_of` says, if memory for batches is surely needed: a worker's resident model may have some."""
     context, reader = attempt.context, attempt.reader
     alone = attempt.texts is not None or reader.total <= context.spec.input.batch_size
     if alone or not context.job.foreground or not devices.separate_memory(attempt.device):
         return None
-    return batch_bytes(attempt.request(), reader, encoded=attempt.decode is not None and attempt.decode.by == "gpu")
+    return memory_of(attempt.request(), reader, encoded=attempt.decode is not None and attempt.decode.by == "gpu")
 
 
 def _planned(attempt: Attempt) -> text.TextPlan | None:

@@ -13,6 +13,7 @@ from nimble_jobs.workloads import early_buffers
 from nimble_jobs.workloads.early_buffers import EarlyBuffers
 
 CPU = torch.device("cpu")
+MEMORY = (1 << 16, 8)  # bytes of a batch, batches
 
 
 @pytest.fixture
@@ -21,8 +22,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Buffers]:
     taken: list[Buffers] = []
     batch_buffers = early_buffers.batch_buffers
 
-    def noted(nbytes: int, device: torch.device) -> Buffers:
-        taken.append(batch_buffers(nbytes, device))
+    def noted(nbytes: int, count: int, device: torch.device) -> Buffers:
+        taken.append(batch_buffers(nbytes, count, device))
         return taken[-1]
 
     monkeypatch.setattr(early_buffers, "batch_buffers", noted)
@@ -38,9 +39,9 @@ def loaded() -> Loaded:
 def test_the_model_uses_what_was_taken_early(made: list[Buffers]) -> None:
     """And nothing is taken twice."""
     model = loaded()
-    with EarlyBuffers(1 << 16, CPU) as early:
+    with EarlyBuffers(MEMORY, CPU) as early:
         early.give(model)
-    assert [model.buffers(1 << 16)] == made
+    assert [model.buffers(*MEMORY)] == made
     model.close()
     assert made[0].fd == -1
 
@@ -48,17 +49,17 @@ def test_the_model_uses_what_was_taken_early(made: list[Buffers]) -> None:
 def test_a_model_that_has_memory_keeps_it(made: list[Buffers]) -> None:
     """What was taken early is released then."""
     model = loaded()
-    own = model.buffers(1 << 16)
-    with EarlyBuffers(1 << 16, CPU) as early:
+    own = model.buffers(*MEMORY)
+    with EarlyBuffers(MEMORY, CPU) as early:
         early.give(model)
-    assert model.buffers(1 << 16) is own
+    assert model.buffers(*MEMORY) is own
     assert [buffers.fd for buffers in made] == [-1]
     model.close()
 
 
 def test_memory_that_nobody_takes_is_released(made: list[Buffers]) -> None:
     """As when the model cannot be loaded; and without a size none is taken."""
-    with pytest.raises(RuntimeError, match="no model"), EarlyBuffers(1 << 16, CPU):
+    with pytest.raises(RuntimeError, match="no model"), EarlyBuffers(MEMORY, CPU):
         raise RuntimeError("no model")
     assert [buffers.fd for buffers in made] == [-1]
     with EarlyBuffers(None, CPU) as early:
@@ -69,12 +70,12 @@ def test_memory_that_nobody_takes_is_released(made: list[Buffers]) -> None:
 def test_memory_that_cannot_be_had_is_left_to_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes it again, and says why that fails."""
 
-    def refuse(_nbytes: int, _device: torch.device) -> Buffers:
+    def refuse(_nbytes: int, _count: int, _device: torch.device) -> Buffers:
         raise OSError("no memory")
 
     monkeypatch.setattr(early_buffers, "batch_buffers", refuse)
     model = loaded()
-    with EarlyBuffers(1 << 16, CPU) as early:
+    with EarlyBuffers(MEMORY, CPU) as early:
         early.give(model)
-    assert model.buffers(1 << 16).nbytes >= 1 << 16
+    assert model.buffers(*MEMORY).nbytes >= 1 << 16
     model.close()

@@ -59,7 +59,7 @@ class AllInFlight:
         self.steps.append("ready")
         time.sleep(READY_S)
 
-    def buffers(self, nbytes: int) -> Buffers:
+    def buffers(self, nbytes: int, _count: int) -> Buffers:
         self.steps.append("feed")
         self.made.append(Buffers(8, nbytes))
         return self.made[-1]

@@ -40,8 +40,9 @@ from nimble_jobs.spec import parse_source
 T = TypeVar("T")
 Report = Callable[..., None]  # hears the phase of a preparation, and what is being tried
 
-_BUFFERS, _FEWEST_BUFFERS = 8, 6  # of the host: one is read, two wait, two are uploaded
+BUFFERS, _FEWEST_BUFFERS = 8, 6  # of the host: one is read, two wait, two are uploaded
 _BUFFER_BYTES = 2 << 30  # in all, unless the fewest buffers need more
+_MORE_BYTES = 256 << 20  # the same for more than `BUFFERS` buffers
 
 
 class Resident(Protocol):
@@ -154,13 +155,14 @@ class Loaded:
             self._arrival_bytes = self._arrivals.bytes
         return self._arrivals
 
-    def buffers(self, nbytes: int) -> Buffers:
-        """Host memory for batches of so many bytes, pinned if there is a device to copy to; kept for later jobs."""
-        if self._buffers is None or self._buffers.nbytes < nbytes:
-            if self._buffers is not None:
-                self._buffers.close()
-            self._buffers = batch_buffers(nbytes, self.device)
-        return self._buffers
+    def buffers(self, nbytes: int, count: int = BUFFERS) -> Buffers:
+        """Host memory for batches, as `batch_buffers` makes it; kept for later jobs."""
+        kept = self._buffers
+        if kept is None or kept.nbytes < nbytes or kept.count < number_of_buffers(nbytes, count):
+            if kept is not None:
+                kept.close()
+            self._buffers = kept = batch_buffers(nbytes, count, self.device)
+        return kept
 
     def keep_buffers(self, buffers: Buffers) -> None:
         """Take over what `buffers` would otherwise make; not needed if it has been made."""
@@ -282,16 +284,27 @@ def keep_resident(loaded: Loaded, residents: Residents) -> None:
     residents.put(resident_key(loaded.key, loaded.request), loaded)
 
 
-def batch_buffers(nbytes: int, device: torch.device) -> Buffers:
-    """Host memory for a scoring job's batches of `nbytes`, pinned if `device` copies from it. The caller closes it."""
-    return pinned_buffers(nbytes, device, most=_BUFFERS, fewest=_FEWEST_BUFFERS, limit_bytes=_BUFFER_BYTES)
+def batch_buffers(nbytes: int, count: int, device: torch.device) -> Buffers:
+    """Host memory for a scoring job's batches of `nbytes`, pinned if `device` copies from it. The caller closes it.
 
-
-def pinned_buffers(nbytes: int, device: torch.device, *, most: int, fewest: int, limit_bytes: int) -> Buffers:
-    """Buffers of `nbytes` on the host: as many as `limit_bytes` hold, but from `fewest` to `most`.
-
-    They are pinned if `device` copies from host memory. The caller closes them.
+    It has `count` buffers, or fewer if they are large.
     """
-    buffers = Buffers(max(fewest, min(most, limit_bytes // max(1, nbytes))), nbytes)
+    return pinned_buffers(nbytes, number_of_buffers(nbytes, count), device)
+
+
+def number_of_buffers(nbytes: int, count: int) -> int:
+    """How many buffers `batch_buffers` makes."""
+    few = as_many(nbytes, most=BUFFERS, fewest=_FEWEST_BUFFERS, limit_bytes=_BUFFER_BYTES)
+    return as_many(nbytes, most=max(count, few), fewest=few, limit_bytes=_MORE_BYTES)
+
+
+def as_many(nbytes: int, *, most: int, fewest: int, limit_bytes: int) -> int:
+    """How many buffers of `nbytes` fit into `limit_bytes`, but from `fewest` to `most`."""
+    return max(fewest, min(most, limit_bytes // max(1, nbytes)))
+
+
+def pinned_buffers(nbytes: int, count: int, device: torch.device) -> Buffers:
+    """`count` buffers of `nbytes` on the host, pinned if `device` copies from host memory. The caller closes them."""
+    buffers = Buffers(count, nbytes)
     pin(buffers.memory, device)
     return buffers

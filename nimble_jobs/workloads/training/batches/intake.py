@@ -19,7 +19,7 @@ from nimble_jobs.engine.device import able
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.engine.streams import take_for
 from nimble_jobs.pipeline import Meter
-from nimble_jobs.planner.jobs.loaded import pinned_buffers
+from nimble_jobs.planner.jobs.loaded import as_many, pinned_buffers
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.workloads.decode import Decode
 from nimble_jobs.workloads.decoding import put, redone
@@ -147,7 +147,8 @@ class Intake:
         if not row_bytes:
             return None
         nbytes = batch_size * max(row_bytes)
-        return pinned_buffers(nbytes, self.device, most=_BUFFERS, fewest=_FEWEST_BUFFERS, limit_bytes=_BUFFER_BYTES)
+        count = as_many(nbytes, most=_BUFFERS, fewest=_FEWEST_BUFFERS, limit_bytes=_BUFFER_BYTES)
+        return pinned_buffers(nbytes, count, self.device)
 
     def _decoded(self, reader: Reader, batch: Batch, crops: RandomCrops | None) -> tuple[Batch, torch.Tensor]:
         """The batch without the records that turn out to be bad, and its pixels on the device, uint8 [n, H, W, C]."""
