@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ log = logging.getLogger(__name__)
 
 _DEVICE_SHARE = 0.8  # the rest is for allocations beside the graphs, and for the libraries' workspaces
 _HOST_SHARE = 0.5
+_APART_S = 1.0  # between two reports, while several values follow each other
 
 
 class Residents:
@@ -28,6 +31,8 @@ class Residents:
         self._on_change = on_change
         self._values: OrderedDict[str, Resident] = OrderedDict()  # least recently used first
         self._in_use: set[str] = set()
+        self._several = self._untold = False
+        self._told_at = 0.0
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -38,8 +43,26 @@ class Residents:
     def used_bytes(self) -> int:
         return sum(value.bytes for value in self._values.values())
 
+    @contextmanager
+    def several(self) -> Iterator[None]:
+        """A block in which several values follow each other. Changes are told once a second, and at its end.
+
+        Each report is a commit, and says all that is held.
+        """
+        self._several, self._told_at = True, time.monotonic()
+        try:
+            yield
+        finally:
+            self._several = False
+            if self._untold:
+                self._tell()
+
     def _tell(self) -> None:
-        self._on_change({key: value.bytes for key, value in self._values.items()})
+        now = time.monotonic()
+        self._untold = self._several and now - self._told_at < _APART_S
+        if not self._untold:
+            self._told_at = now
+            self._on_change({key: value.bytes for key, value in self._values.items()})
 
     def begin(self) -> None:
         """A new job starts, and nothing is in use yet. Evict what the last job needed beyond the budget.

@@ -219,7 +219,7 @@ def _lanes(attempt: Attempt, plan: text.TextPlan | None) -> list[Lane]:
     requests = plan.requests if plan is not None else (attempt.request(),)
     siblings = Siblings() if plan is not None else None
     lanes: dict[int, Lane] = {}
-    with keeping_compilers():
+    with keeping_compilers(), context.residents.several():
         for number in plan.in_turn if plan is not None else [0]:
             prepared = prepare(
                 requests[number],

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from nimble_jobs.worker import residency
 from nimble_jobs.worker.residency import Residents, default_budget_bytes
 
 
@@ -70,6 +72,37 @@ def test_changes_are_told() -> None:
     residents.clear()
     residents.clear()
     assert told == [{"a": 10}, {"b": 10}, {}]
+
+
+def test_values_that_follow_each_other_are_told_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the end of the block, also if that fails, and once a second where it takes longer; afterwards each at once."""
+    now = [100.0]
+    monkeypatch.setattr(residency.time, "monotonic", lambda: now[0])
+    told: list[dict[str, int]] = []
+    residents = Residents(100, on_change=told.append)
+
+    def put_and_fail() -> None:
+        with residents.several():
+            residents.put("a", Thing(1))
+            residents.put("b", Thing(2))
+            assert told == []
+            raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError, match="no memory"):
+        put_and_fail()
+    assert told == [{"a": 1, "b": 2}]
+    with residents.several():
+        now[0] += 1.5
+        residents.put("c", Thing(3))
+        assert [*told[-1]] == ["a", "b", "c"]
+        residents.put("d", Thing(4))
+        assert [*told[-1]] == ["a", "b", "c"]
+    assert [*told[-1]] == ["a", "b", "c", "d"]
+    with residents.several():
+        residents.get("a")
+    assert len(told) == 3
+    residents.put("e", Thing(5))
+    assert len(told) == 4
 
 
 def test_what_a_job_needed_beyond_the_budget_leaves_when_the_next_one_starts() -> None:

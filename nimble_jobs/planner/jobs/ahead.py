@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -91,6 +92,9 @@ class KeepsNothing:
     def put(self, key: str, value: Resident) -> None: ...
 
     def make_room(self, nbytes: int) -> None: ...
+
+    def several(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def reporter(told: Told) -> Report:

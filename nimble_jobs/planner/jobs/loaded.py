@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -68,6 +69,9 @@ class Residents(Protocol):
 
     def make_room(self, nbytes: int) -> None:
         """Close others, least recently used first, until `nbytes` more fit the budget."""
+
+    def several(self) -> AbstractContextManager[None]:
+        """A block in which several values are put. Who else hears of values hears of these together."""
 
 
 @dataclass(eq=False)

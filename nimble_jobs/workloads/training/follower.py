@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,10 @@ class _NoResidents:
 
     def make_room(self, nbytes: int) -> None:
         """Nothing is in the way."""
+
+    def several(self) -> AbstractContextManager[None]:
+        """Nobody hears of anything."""
+        return nullcontext()
 
 
 class _Team:
