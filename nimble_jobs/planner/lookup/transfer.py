@@ -23,8 +23,7 @@ from nimble_jobs.store.schedules import Saving
 
 _MEASURED = ("eager_us", "replay_us", "build_s", "tolerance", "peak_bytes", "in_flight")
 
-# Parts of a key that say nothing of the device or its software: those all are facts of a device.
-# Parts of a key that are no facts of a device; the rest are.
+# These parts of a key do not describe the device or its software. All others do.
 _PARTS = {"format", "mode", "input", "outputs", "tolerance", "program"}
 _FAMILIES = ("model.", "schedule.", "train.", "input.", "outputs.", "weights.")
 
