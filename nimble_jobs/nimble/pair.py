@@ -20,7 +20,6 @@ from nimble_jobs.nimble.writes import names_written
 from nimble_jobs.planner.step.compare import (
     GRADIENT_SLACK,
     NOISE,
-    Tensors,
     compare,
     compare_gradient,
     copies,
@@ -31,6 +30,7 @@ from nimble_jobs.planner.step.compare import (
     rms,
     unit_roundoff,
 )
+from nimble_jobs.planner.step.request import Tensors
 from nimble_jobs.schedule import Plan
 
 _NO_EXAMPLE: Tensors = MappingProxyType({})

@@ -20,7 +20,7 @@ from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search.plans import durations_us
 from nimble_jobs.planner.search.target import Programs
 from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Source
-from nimble_jobs.planner.step.compare import Tensors
+from nimble_jobs.planner.step.request import Tensors
 from nimble_jobs.schedule import COMPILERS, Plan
 
 

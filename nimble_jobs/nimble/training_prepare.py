@@ -41,7 +41,7 @@ from nimble_jobs.planner.search.candidate import Found
 from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
 from nimble_jobs.planner.search.search import Search
 from nimble_jobs.planner.search.summary import Summary, table
-from nimble_jobs.planner.step.compare import Tensors
+from nimble_jobs.planner.step.request import Tensors
 from nimble_jobs.schedule import Candidate, Schedule
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 import torch
 
@@ -27,9 +26,8 @@ from nimble_jobs.planner.search.summary import Summary, table
 from nimble_jobs.planner.step.eager import EagerStep, TrainingStep
 from nimble_jobs.planner.step.joint import capture_jointly
 from nimble_jobs.planner.step.live import Capturable, LiveStep
-from nimble_jobs.planner.step.optimizer import Tensors
 from nimble_jobs.planner.step.reduction import Peers
-from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest
+from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest, Tensors
 from nimble_jobs.planner.step.target import StepTarget
 from nimble_jobs.schedule import Schedule
 
@@ -37,8 +35,6 @@ __all__ = ["CapturedStep", "EagerStep", "OptimizerRecipe", "StepRequest", "Train
 
 Report = Callable[..., None]
 Parts = Mapping[str, str]
-
-_NO_PARTS: Parts = MappingProxyType({})
 
 
 class CapturedStep:
@@ -137,21 +133,17 @@ class CapturedStep:
         self._latest = self._updated = None
 
 
-def prepare_step(
-    request: StepRequest, *, device: torch.device, parts: Parts = _NO_PARTS, report: Report = lambda **_: None
-) -> TrainingStep:
-    """The step that `build_step` makes, without what the store would keep."""
-    return build_step(request, device=device, parts=parts, report=report).value
+def prepare_step(request: StepRequest, *, device: torch.device) -> TrainingStep:
+    """The step that `build_step` makes, for use without a store."""
+    return build_step(request, device=device, parts={}, report=lambda **_: None).value
 
 
-def build_step(
-    request: StepRequest, *, device: torch.device, parts: Parts = _NO_PARTS, report: Report = lambda **_: None
-) -> Fresh[TrainingStep]:
+def build_step(request: StepRequest, *, device: torch.device, parts: Parts, report: Report) -> Fresh[TrainingStep]:
     """The fastest checked step of `request.module`, which lies on `device`.
 
-    `parts` are the parts of its key, if it is to be stored. Weights, statistics and random states keep their values,
-    but weights of convolutions may end up in another memory format, inside the same parameters. A step that no
-    schedule can hold, or that disagrees with eager, runs in eager, and `fallback` says why. Raises OutOfMemory.
+    `parts` are the parts of its key, or empty if it is not to be stored. Weights, statistics and random states keep
+    their values, but weights of convolutions may end up in another memory format, inside the same parameters. A step
+    that no schedule can hold, or that disagrees with eager, runs in eager, and `fallback` says why. Raises OutOfMemory.
     """
     report(phase="build")
     eager = EagerStep(request, device)

@@ -26,7 +26,6 @@ from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.planner.step.compare import (
     NOISE,
-    Tensors,
     allowed_norm,
     compare,
     copies,
@@ -38,6 +37,7 @@ from nimble_jobs.planner.step.compare import (
     unit_roundoff,
 )
 from nimble_jobs.planner.step.eager import EagerStep, state_of_step
+from nimble_jobs.planner.step.request import Tensors
 from nimble_jobs.planner.step.states import compare_states, floors_of, slots_of
 
 _STEPS_BEFORE = 10.0  # that Adam's bias corrections are to see
@@ -224,7 +224,7 @@ def _in_eager(eager: EagerStep, batches: Sequence[Batch]) -> tuple[list[torch.Te
     """Train on batches, the last with an update; their losses, and how many were classified right."""
     losses, right = [], []
     for i, (x, y) in enumerate(batches):
-        eager.run_with(eager.arithmetic.objective, x, y, update=i == len(batches) - 1)
+        eager.run_batch(x, y, update=i == len(batches) - 1)
         losses.append(eager.loss.clone())
         right.append(eager.correct.clone())
     return losses, right

@@ -10,7 +10,7 @@ it is too little to matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 
@@ -18,6 +18,7 @@ from nimble_jobs.engine.device import multiplies_in_tf32
 from nimble_jobs.engine.difference import in_double, relative_norm
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.errors import CheckFailed
+from nimble_jobs.planner.step.request import Tensors
 
 # Gradients add up over the batch and pass through every layer: where eager's own order of additions is changed they
 # move by more than the outputs do.
@@ -26,9 +27,6 @@ NOISE = 1e-3  # gradients below this share of the largest, by root mean square, 
 _MARGIN = 3.0  # how many times eager's own noise a right gradient may differ from it
 _VALUES_TELL = 0.7  # above this allowed relative norm, only a tensor's size says whether it is right
 _SIZES = 2.0  # by which factor sizes may differ then
-
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def compare(name: str, found: torch.Tensor, expected: torch.Tensor, tolerance: float, floor: float) -> float:

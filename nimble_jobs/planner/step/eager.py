@@ -20,9 +20,9 @@ from nimble_jobs.models.packed import Packed
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.step.counters import Counters
-from nimble_jobs.planner.step.optimizer import Optimizer, Tensors, Update, laid_out_as, load_state
+from nimble_jobs.planner.step.optimizer import Optimizer, Update, laid_out_as, load_state
 from nimble_jobs.planner.step.reduction import Peers, Reduction
-from nimble_jobs.planner.step.request import StepRequest
+from nimble_jobs.planner.step.request import StepRequest, Tensors
 from nimble_jobs.schedule import Schedule
 
 
@@ -284,13 +284,13 @@ class EagerStep:
 
     def run(self, x: torch.Tensor, y: torch.Tensor, lr: float, last_of_accumulation: bool = True) -> None:
         self.arithmetic.optimizer.lr.fill_(lr)
-        self.run_with(self.arithmetic.objective, x, y, update=last_of_accumulation or not self._accumulates)
+        self.run_batch(x, y, update=last_of_accumulation or not self._accumulates)
 
-    def run_with(self, objective: Callable[..., Any], x: torch.Tensor, y: torch.Tensor, *, update: bool) -> None:
-        """One batch through `objective`, at the learning rate that is set."""
+    def run_batch(self, x: torch.Tensor, y: torch.Tensor, *, update: bool) -> None:
+        """Train on one batch at the current learning rate."""
         x, y = (given.to(static.device) for given, static in zip((x, y), self._inputs.values(), strict=True))
         with torch.enable_grad():
-            (loss, correct), counters = self.arithmetic.forward(objective, x, y)
+            (loss, correct), counters = self.arithmetic.forward(self.arithmetic.objective, x, y)
         if counters:
             add_(counters, 1)
         found = self.arithmetic.gradients(loss, self.arithmetic.seed(loss.detach()))

@@ -74,7 +74,7 @@ class LiveStep:
 
     def in_eager(self) -> None:
         """Train on the example with an update, which changes the values."""
-        self.eager.run_with(self.eager.arithmetic.objective, *self.inputs.values(), update=True)
+        self.eager.run_batch(*self.inputs.values(), update=True)
 
     def refuse_marked_inputs(self) -> None:
         """Raises CannotRecord if a step had its batch require grad, as some do for reentrant checkpoints."""

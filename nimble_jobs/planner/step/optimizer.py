@@ -7,7 +7,7 @@ Mixed Precision Training, 2018), but without a read on the host.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,12 +17,10 @@ from torch.optim.sgd import sgd
 from nimble_jobs.engine.private.operators import multiply_, unscale_, update_scale_
 from nimble_jobs.engine.private.tensors import storage_id
 from nimble_jobs.errors import UsageError
-from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest
+from nimble_jobs.planner.step.request import OptimizerRecipe, StepRequest, Tensors
 
 _SCALE, _GROWTH, _BACKOFF, _INTERVAL = 2.0**16, 2.0, 0.5, 2000
 _SLOTS = {"sgd": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq")}
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ order of all sums is the same on each rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,11 +16,9 @@ from nimble_jobs.engine.collectives import all_reduce_
 from nimble_jobs.engine.private.modules import WithStatistics
 from nimble_jobs.engine.private.operators import copy_
 from nimble_jobs.errors import JobFailed
-from nimble_jobs.planner.step.request import Ranks
+from nimble_jobs.planner.step.request import Ranks, Tensors
 
 WEIGHT, TURN = "@ranks.weight", "@ranks.turn"  # in a program's state
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 class Peers(Protocol):

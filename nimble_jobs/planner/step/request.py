@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.sources.source import Source
 
+Tensors = Mapping[str, torch.Tensor]  # by name
 Precision = Literal["fp32", "bf16", "fp16"]
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 

@@ -9,8 +9,8 @@ import torch
 from nimble_jobs.errors import EngineError
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.step.build import TrainingStep
-from nimble_jobs.planner.step.optimizer import Tensors
 from nimble_jobs.planner.step.reduction import Peers
+from nimble_jobs.planner.step.request import Tensors
 from nimble_jobs.schedule import Schedule
 
 

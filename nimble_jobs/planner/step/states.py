@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from nimble_jobs.planner.step.compare import GRADIENT_SLACK, NOISE, Tensors, compare, compare_gradient, rms
+from nimble_jobs.planner.step.compare import GRADIENT_SLACK, NOISE, compare, compare_gradient, rms
 from nimble_jobs.planner.step.reduction import TURN, WEIGHT
+from nimble_jobs.planner.step.request import Tensors
 
 _EPS = 2.0**-23
 _NO_SLOTS = {"@lr", "@scaler.scale", "@scaler.growth_tracker", WEIGHT, TURN}
