@@ -56,9 +56,11 @@ def import_(
         return options.confirmed(question, yes=yes)
 
     with options.store(ctx) as store:
-        from nimble_jobs.planner.lookup.transfer import take_over  # loads torch: only it knows this machine's devices
+        from nimble_jobs.planner.lookup.transfer import (
+            import_schedules,  # loads torch: only it knows this machine's devices
+        )
 
-        taken = take_over(file, store=store, now=time.time(), agreed=agreed, dry_run=dry_run)
+        taken = import_schedules(file, store=store, now=time.time(), agreed=agreed, dry_run=dry_run)
     if taken.removed:
         output.note(removed_for_room([entry.key for entry in taken.removed]))
     if json:

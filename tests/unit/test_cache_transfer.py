@@ -25,7 +25,7 @@ from nimble_jobs.packing import text_layout
 from nimble_jobs.planner import Request, key_parts, prepare, schedule_key
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.step import forward_parts
-from nimble_jobs.planner.lookup.transfer import Taken, _foreign, take_over
+from nimble_jobs.planner.lookup.transfer import ImportedSchedule, _foreign, import_schedules
 from nimble_jobs.schedule import CompiledKernel
 from nimble_jobs.sentence import Pooling
 from nimble_jobs.spec import ModelSpec
@@ -86,8 +86,8 @@ def exported(store: Store, path: Path) -> Path:
     return path
 
 
-def imported(path: Path, store: Store, agreed: Callable[[int], bool] = lambda _: True) -> list[Taken]:
-    return list(take_over(path, store=store, now=NOW, agreed=agreed).schedules)
+def imported(path: Path, store: Store, agreed: Callable[[int], bool] = lambda _: True) -> list[ImportedSchedule]:
+    return list(import_schedules(path, store=store, now=NOW, agreed=agreed).schedules)
 
 
 def members(path: Path) -> dict[str, bytes]:
@@ -443,7 +443,7 @@ def test_an_import_keeps_what_it_brought(here: Store, there: Store, tmp_path: Pa
         imported(path, there)
     assert [entry.key for entry in there.schedules.list()] == [first.key]
     configure(there.home, f"cache: {{size: {sum(sizes[key] for key in others) + 10}}}")
-    done = take_over(path, store=there, now=NOW, agreed=lambda _: True)
+    done = import_schedules(path, store=there, now=NOW, agreed=lambda _: True)
     assert [taken.taken for taken in done.schedules] == [True, True]
     assert [entry.key for entry in done.removed] == [first.key]
     assert {entry.key for entry in there.schedules.list()} == set(others)

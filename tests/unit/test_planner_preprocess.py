@@ -23,7 +23,7 @@ from nimble_jobs.planner.jobs.background import request_of as request_of_order
 from nimble_jobs.planner.jobs.loaded import build_module
 from nimble_jobs.planner.jobs.replay import replay, request_of
 from nimble_jobs.planner.keys.request import key_parts
-from nimble_jobs.planner.lookup.transfer import take_over
+from nimble_jobs.planner.lookup.transfer import import_schedules
 from nimble_jobs.planner.lookup.why import why
 from nimble_jobs.planner.module.limits import find_limits, numbers_for
 from nimble_jobs.preprocess import bits
@@ -112,7 +112,7 @@ def test_a_schedule_takes_stored_records(
     assert found_again.agrees, found_again.said
     write_bundle(store, [entry.key], tmp_path / "b.zip", time.time())
     with open_store(resolve(str(tmp_path / "there"))) as there:
-        (taken,) = take_over(tmp_path / "b.zip", store=there, now=time.time(), agreed=lambda _: True).schedules
+        (taken,) = import_schedules(tmp_path / "b.zip", store=there, now=time.time(), agreed=lambda _: True).schedules
         assert taken.taken
         assert prepare(request, device=CPU, store=there, residents=Residents(2**30)).hit is Hit.STORED
 

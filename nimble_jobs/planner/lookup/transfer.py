@@ -29,7 +29,7 @@ _FAMILIES = ("model.", "schedule.", "train.", "input.", "outputs.", "weights.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Taken:
+class ImportedSchedule:
     """What became of one schedule of the file."""
 
     key: str
@@ -43,11 +43,13 @@ class Taken:
 class Import:
     """What became of a file."""
 
-    schedules: tuple[Taken, ...]  # empty if nobody agreed
+    schedules: tuple[ImportedSchedule, ...]  # empty if nobody agreed
     removed: tuple[ScheduleEntry, ...] = ()  # the least recently used here, which went to keep to the size that is set
 
 
-def take_over(path: Path, *, store: Store, now: float, agreed: Callable[[int], bool], dry_run: bool = False) -> Import:
+def import_schedules(
+    path: Path, *, store: Store, now: float, agreed: Callable[[int], bool], dry_run: bool = False
+) -> Import:
     """Import every schedule of a file that `write_bundle` wrote, or none of them.
 
     Digests, format, keys (from their parts), plans, device and software are checked before anything is stored; the
@@ -77,7 +79,7 @@ def take_over(path: Path, *, store: Store, now: float, agreed: Callable[[int], b
         if not dry_run:
             _save(bundle, new, schedules, store, now)
     removed = () if dry_run or not new else store.keep_to_size(now, in_use=[bundled.key for bundled in new])
-    taken = tuple(_taken(bundled, there[bundled.key], dry_run=dry_run) for bundled in bundle.schedules)
+    taken = tuple(_outcome(bundled, there[bundled.key], dry_run=dry_run) for bundled in bundle.schedules)
     return Import(schedules=taken, removed=removed)
 
 
@@ -169,11 +171,11 @@ def _origin(bundle: Bundle, bundled: Bundled) -> dict[str, str]:
     return {"built_at": built_at} | bundled.provenance | {"imported_from": bundle.name}
 
 
-def _taken(bundled: Bundled, there: ScheduleEntry | None, *, dry_run: bool) -> Taken:
+def _outcome(bundled: Bundled, there: ScheduleEntry | None, *, dry_run: bool) -> ImportedSchedule:
     said = "would be imported" if dry_run else "imported"
     if there is not None:
         said = f"is stored here already, {there.state.value}; left as it is"
-    return Taken(
+    return ImportedSchedule(
         key=bundled.key,
         model=bundled.parts.get("model.source", ""),
         input=bundled.parts.get("input", ""),
