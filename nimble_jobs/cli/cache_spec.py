@@ -102,7 +102,7 @@ def build(
         capped = settings.cache.size is not None
         before = _keys(store) if capped else []
         for each in ahead(
-            loaded, store=store, batch_sizes=sizes, allowed_python=allowed, memory_bytes=settings.gpu_memory, told=told
+            loaded, store=store, batch_sizes=sizes, allowed_python=allowed, memory_bytes=settings.gpu_memory, say=told
         ):
             made.append(each)
             if not json:

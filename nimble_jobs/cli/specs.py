@@ -114,7 +114,7 @@ def explain(
             build=not no_build,
             allowed_python=allowed,
             memory_bytes=settings.gpu_memory,
-            told=told,
+            say=told,
         )
     if json:
         output.emit_json(found)

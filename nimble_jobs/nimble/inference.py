@@ -24,12 +24,12 @@ from nimble_jobs.nimble.order import order_is_free
 from nimble_jobs.nimble.signature import Args, Kwargs, Signature
 from nimble_jobs.nimble.stored import load
 from nimble_jobs.nimble.writes import meeting_state, names_written, refuse_shared, written_inputs
-from nimble_jobs.planner.forward.build import Built, build_best, fresh
+from nimble_jobs.planner.forward.build import Built, build_best, build_result
 from nimble_jobs.planner.forward.calls import observe_calls
 from nimble_jobs.planner.forward.restore import Restored
 from nimble_jobs.planner.keys.options import BuildOptions, option_parts
 from nimble_jobs.planner.keys.request import schedule_key
-from nimble_jobs.planner.lookup.obtain import Fresh, obtain
+from nimble_jobs.planner.lookup.obtain import BuildResult, obtain
 from nimble_jobs.planner.lookup.stored import Obtained
 from nimble_jobs.planner.module.modes import eval_mode, own_modes
 from nimble_jobs.planner.module.restoring import restoring_state
@@ -222,9 +222,9 @@ def _found(
     """
     key = schedule_key(parts)
 
-    def build() -> Fresh[Built | Restored]:
+    def build() -> BuildResult[Built | Restored]:
         built = build_best(call, example, key, options, device, keep_integers=True, observed=observed)
-        return fresh(built, parts, built)
+        return build_result(built, parts, built)
 
     if store is None:
         built = build()

@@ -37,7 +37,7 @@ from nimble_jobs.planner.module.refusals import (
     watched,
 )
 from nimble_jobs.planner.module.restoring import restoring_state
-from nimble_jobs.planner.search.candidate import Found
+from nimble_jobs.planner.search.candidate import MeasuredCandidate
 from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
 from nimble_jobs.planner.search.search import Search
 from nimble_jobs.planner.search.summary import Summary, table
@@ -49,7 +49,7 @@ from nimble_jobs.schedule import Candidate, Schedule
 class _Choice:
     """What the search found, captured, and how it compares with eager."""
 
-    found: Found
+    winner: MeasuredCandidate
     candidates: tuple[Candidate, ...]
     stages: tuple[tuple[str, float], ...]
     pair: Pair
@@ -144,21 +144,21 @@ def _subject(
 def _searched(target: PairTarget, options: BuildOptions, call: nn.Module, given: Tensors) -> _Choice:
     """The fastest candidate, captured and checked again. Raises CannotRecord, CheckFailed, EngineError, OutOfMemory."""
     subject, search = target.subject, Search(target, options)
-    found = search.run()
-    _refuse_writes(target.step(found.source), call, subject)
+    winner = search.run()
+    _refuse_writes(target.step(winner.source), call, subject)
     forward_us = measure.time_us(lambda: call(*given.values()), target.device)
     step_us = measure.time_us(lambda: subject.step(subject.inputs), target.device)
-    pair = target.pair(found.source, found.programs)
+    pair = target.pair(winner.source, winner.programs)
     try:
         target.check(pair)
-        contest = _against_eager(pair, found, subject, step_us, options)
+        contest = _against_eager(pair, winner, subject, step_us, options)
     except BaseException:
         pair.close()
         raise
     step_us = step_us if contest is None else contest.eager_us
     return _Choice(
-        found=found,
-        candidates=table(search.candidates, found, eager_us=step_us, records=target.records, contest=contest),
+        winner=winner,
+        candidates=table(search.candidates, winner, eager_us=step_us, records=target.records, contest=contest),
         stages=search.clock.stages,
         pair=pair,
         contest=contest,
@@ -168,10 +168,10 @@ def _searched(target: PairTarget, options: BuildOptions, call: nn.Module, given:
 
 
 def _against_eager(
-    pair: Pair, found: Found, subject: Subject, eager_us: float, options: BuildOptions
+    pair: Pair, winner: MeasuredCandidate, subject: Subject, eager_us: float, options: BuildOptions
 ) -> Contest | None:
     """Both passes in eager and replayed, timed in turns; None if eager may not win, or is slower beyond doubt."""
-    if not worth_a_contest(found.replay_us, eager_us, options):
+    if not worth_a_contest(winner.replay_us, eager_us, options):
         return None
 
     def replay() -> None:
@@ -184,12 +184,12 @@ def _against_eager(
 def _schedules(choice: _Choice, target: PairTarget, options: BuildOptions, build_s: float) -> tuple[Schedule, Schedule]:
     """The schedules of the forward pass and of the backward."""
     summary = Summary(
-        found=choice.found,
+        winner=choice.winner,
         contest=choice.contest,
         contested=None,
         candidates=choice.candidates,
         tolerance=target.tolerance,
-        error=choice.found.error,
+        error=choice.winner.error,
         device=target.device,
         build_s=build_s,
         stages=choice.stages,
@@ -197,7 +197,7 @@ def _schedules(choice: _Choice, target: PairTarget, options: BuildOptions, build
     )
 
     def schedule(role: Role, eager_us: float) -> Schedule:
-        program = choice.found.programs[role].recording.program
+        program = choice.winner.programs[role].recording.program
         parts = parts_of(program, options, target.device) | {"mode": "training"}
         return summary.storable(role, parts, schedule_key(parts), eager_us=eager_us).schedule
 

@@ -16,7 +16,7 @@ from nimble_jobs.errors import UsageError
 from nimble_jobs.models import permission
 from nimble_jobs.models.pictures import with_model_transform
 from nimble_jobs.planner import Request
-from nimble_jobs.planner.jobs.ahead import Ahead, Told, build_ahead
+from nimble_jobs.planner.jobs.ahead import Ahead, Say, build_ahead
 from nimble_jobs.planner.jobs.replay import Replay, replay
 from nimble_jobs.planner.lookup.why import Why
 from nimble_jobs.planner.lookup.why import why as planner_why
@@ -93,12 +93,12 @@ def build(
     batch_sizes: Sequence[int] = (),
     allowed_python: tuple[Path, ...] = (),
     memory_bytes: int | None = None,
-    told: Told = lambda _: None,
+    say: Say = lambda _: None,
 ) -> Iterator[Ahead]:
     """Build the schedule for one batch size after the other; without `batch_sizes`, for the spec's own. For texts,
     build those of all buckets, that with most batches first.
 
-    `told` hears what is going on. Raises UsageError for batch sizes of texts.
+    `say` hears what is going on. Raises UsageError for batch sizes of texts.
     """
     permission.check(spec.model, allowed_python)
     spec = with_model_transform(spec)
@@ -107,10 +107,10 @@ def build(
             "--batch-size: batches of texts are counted in tokens; set input.text.tokens_per_batch instead"
         )
     if spec.kind == "finetune" and spec.input.format == "text":
-        yield from text_training.build(spec, store=store, allowed_python=allowed_python, told=told)
+        yield from text_training.build(spec, store=store, allowed_python=allowed_python, say=say)
         return
     if spec.kind == "finetune":
-        yield from training.build(spec, store=store, batch_sizes=batch_sizes, allowed_python=allowed_python, told=told)
+        yield from training.build(spec, store=store, batch_sizes=batch_sizes, allowed_python=allowed_python, say=say)
         return
     wanted = asked_each(spec, store=store, allowed_python=allowed_python, memory_bytes=memory_bytes)
     requests = [replace(wanted.requests[0], batch_size=size) for size in batch_sizes]
@@ -118,11 +118,11 @@ def build(
     with keeping_compilers():
         for number, request in enumerate(requests):
             before = f"bucket {number + 1} of {len(requests)}: " if wanted.texts is not None else ""
-            yield build_ahead(request, device=wanted.device, store=store, told=_prefixed(told, before))
+            yield build_ahead(request, device=wanted.device, store=store, say=_prefixed(say, before))
 
 
-def _prefixed(told: Told, before: str) -> Told:
-    return lambda doing: told(before + doing)
+def _prefixed(say: Say, before: str) -> Say:
+    return lambda doing: say(before + doing)
 
 
 def replay_stored(

@@ -7,7 +7,7 @@ from typing import Any
 
 from nimble_jobs import planner
 from nimble_jobs.models.pictures import with_model_transform
-from nimble_jobs.planner.jobs.ahead import Told
+from nimble_jobs.planner.jobs.ahead import Say
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
@@ -25,14 +25,14 @@ def explain(
     build: bool = True,
     allowed_python: tuple[Path, ...] = (),
     memory_bytes: int | None = None,
-    told: Told = lambda _: None,
+    say: Say = lambda _: None,
 ) -> tuple[dict[str, Any], Schedule | None]:
     """Key, hit, graph, memory and candidates of the spec's schedule, and the schedule itself if there is one.
 
     On a miss it is built and stored if `build` is set. For a fine-tuning, it is the schedule of the step that updates
     the weights; `accumulate` describes the one for batches that only accumulate. For texts, it is the schedule of the
     bucket with most records; `buckets` lists all. `memory_bytes` is the `--gpu-memory`
-    of the worker that will run the job, if you set one. `told` hears what is going on. Raises ModelError, DataError,
+    of the worker that will run the job, if you set one. `say` hears what is going on. Raises ModelError, DataError,
     OutOfMemory.
     """
     spec = with_model_transform(spec)
@@ -40,10 +40,10 @@ def explain(
         buckets = None
         if spec.input.format == "text":
             found, buckets = text_training.explain(
-                spec, store=store, build=build, allowed_python=allowed_python, told=told
+                spec, store=store, build=build, allowed_python=allowed_python, say=say
             )
         else:
-            found = training.explain(spec, store=store, build=build, allowed_python=allowed_python, told=told)
+            found = training.explain(spec, store=store, build=build, allowed_python=allowed_python, say=say)
         answer, schedule = planner.explained(found[Role.UPDATE]), found[Role.UPDATE].schedule
         if Role.ACCUMULATE in found:
             answer["accumulate"] = planner.explained(found[Role.ACCUMULATE])
@@ -53,7 +53,7 @@ def explain(
         wanted = asked_each(spec, store=store, allowed_python=allowed_python, memory_bytes=memory_bytes)
         each = {
             number: planner.explain_schedule(
-                wanted.requests[number], device=wanted.device, store=store, build=build, told=told
+                wanted.requests[number], device=wanted.device, store=store, build=build, say=say
             )
             for number in wanted.in_turn
         }

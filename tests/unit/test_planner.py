@@ -364,7 +364,7 @@ def test_explain_builds_once_and_counts_as_the_paper_does(store: Store, code: Pa
 
     def explained(batch: int = 2, *, build: bool = True) -> dict[str, Any]:
         wanted = request(code, batch=batch, on_miss="fail")
-        return planner.explain_schedule(wanted, device=CPU, store=store, build=build, told=told.append)[0]
+        return planner.explain_schedule(wanted, device=CPU, store=store, build=build, say=told.append)[0]
 
     told: list[str] = []
     answer = explained()

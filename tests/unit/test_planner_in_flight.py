@@ -16,10 +16,10 @@ from nimble_jobs.planner.forward.calls import observe_calls
 from nimble_jobs.planner.forward.target import Example, ForwardTarget
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
-from nimble_jobs.planner.search.candidate import Found, left_out
+from nimble_jobs.planner.search.candidate import MeasuredCandidate, left_out
 from nimble_jobs.planner.search.clock import Clock
 from nimble_jobs.planner.search.in_flight import InFlight
-from nimble_jobs.planner.search.target import Planned
+from nimble_jobs.planner.search.target import PlannedProgram
 from nimble_jobs.planner.sources.source import Source, Variants, record_source
 from nimble_jobs.schedule import Candidate
 
@@ -38,18 +38,18 @@ class Counts(nn.Module):
         return self.seen.copy_(x.mean(dim=(0, 2, 3))) + 1
 
 
-def found(module: nn.Module, source: Source, replay_us: float) -> Found:
+def found(module: nn.Module, source: Source, replay_us: float) -> MeasuredCandidate:
     variants = Variants(module)
     recording = record_source(variants.use(source), source, {"x": torch.zeros(1, 4, 8, 8)}, CPU)
     variants.use()
     analysis = graph.Analysis.of(recording.program)
     plan, facts = analysis.single_stream()
     candidate = replace(left_out(source.name, ""), replay_us=replay_us, records_per_s=1e6 / replay_us, peak_bytes=1000)
-    return Found(
-        candidate=candidate,
+    return MeasuredCandidate(
+        row=candidate,
         source=source,
         programs={
-            Role.FORWARD: Planned(
+            Role.FORWARD: PlannedProgram(
                 recording=recording,
                 analysis=analysis,
                 plan=plan,
@@ -68,16 +68,20 @@ def in_flight(module: nn.Module, options: BuildOptions, rows: list[Candidate]) -
     observed = observe_calls(module, example, CPU)
     shown = Example(inputs=example, batch=1, below=2)
     target = ForwardTarget(module, shown, options, CPU, tolerance=1e-4, observed=observed)
-    return InFlight(target, options, clock=Clock(), told=lambda _: None, rows=rows)
+    return InFlight(target, options, clock=Clock(), say=lambda _: None, rows=rows)
 
 
 def chosen(
-    module: nn.Module, passed: list[Found], rates: dict[int, list[float]], monkeypatch: pytest.MonkeyPatch, **named: Any
-) -> tuple[Found, list[Candidate]]:
+    module: nn.Module,
+    passed: list[MeasuredCandidate],
+    rates: dict[int, list[float]],
+    monkeypatch: pytest.MonkeyPatch,
+    **named: Any,
+) -> tuple[MeasuredCandidate, list[Candidate]]:
     """What is chosen of the candidates where so many instances give these replays a second, in turn."""
     left = {count: iter(values) for count, values in rates.items()}
     monkeypatch.setattr(measure, "throughput_per_s", lambda instances, *_a, **_k: next(left[len(instances)]))
-    rows = [f.candidate for f in passed]
+    rows = [f.row for f in passed]
     flight = in_flight(module, BuildOptions(purpose="throughput", **named), rows)
     return flight.most_records(passed[0], passed), rows
 
@@ -87,9 +91,9 @@ def test_a_slower_replay_wins_where_it_gives_more_records(monkeypatch: pytest.Mo
     module = nn.Conv2d(4, 4, 3)
     passed = [found(module, GIVEN, 10.0), found(module, LAST, 14.0)]
     best, rows = chosen(module, passed, {1: [100.0], 2: [120.0, 150.0], 4: [170.0], 8: [172.0]}, monkeypatch)
-    assert (best.source, best.in_flight, best.candidate.records_per_s) == (LAST, 4, 170.0)
+    assert (best.source, best.in_flight, best.row.records_per_s) == (LAST, 4, 170.0)
     assert [r.name.rpartition(", ")[2] for r in rows[2:]] == [f"{n} in flight" for n in (1, 2, 2, 4, 8)]
-    assert best.candidate in rows
+    assert best.row in rows
 
 
 def test_a_source_far_behind_is_not_tried_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from nimble_jobs.engine import choices
 from nimble_jobs.errors import JobFailed, ModelChanged
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.lookup import obtain as obtaining
-from nimble_jobs.planner.lookup.obtain import Fresh, by_spec, obtain
+from nimble_jobs.planner.lookup.obtain import BuildResult, by_spec, obtain
 from nimble_jobs.planner.lookup.stored import Later, Miss, Refused, Taken, compiles_again
 from nimble_jobs.planner.sources.source import Kernels
 from nimble_jobs.schedule import COMPILERS
@@ -48,12 +48,12 @@ def loads(*answers: Taken[str] | Miss | Refused) -> Load:
     return lambda: next(left)
 
 
-def never() -> Fresh[str]:
+def never() -> BuildResult[str]:
     pytest.fail("built")
 
 
-def built(closed: list[str], **named: Any) -> Callable[[], Fresh[str]]:
-    return lambda: Fresh(value="new", storables=(STORABLE,), close=lambda: closed.append("closed"), **named)
+def built(closed: list[str], **named: Any) -> Callable[[], BuildResult[str]]:
+    return lambda: BuildResult(value="new", storables=(STORABLE,), close=lambda: closed.append("closed"), **named)
 
 
 def test_what_is_stored_is_taken(store: Store, kept: list[Any]) -> None:
@@ -148,9 +148,9 @@ def test_what_one_build_measured_the_next_one_takes(store: Store, kept: list[Any
         measured.append("once")
         return TaskTimes(task="a product", times_us=(("library", 2.0), ("ours", 1.0)), chosen="ours")
 
-    def build() -> Fresh[tuple[TaskChoice, ...]]:
+    def build() -> BuildResult[tuple[TaskChoice, ...]]:
         assert choices.current().choose({"task": "product"}, ("library", "ours"), measure) == "ours"
-        return Fresh(value=choices.current().made(), storables=(STORABLE,), close=lambda: None)
+        return BuildResult(value=choices.current().made(), storables=(STORABLE,), close=lambda: None)
 
     first, second = (obtain(key * 64, lambda: MISS, build, store=store).value for key in "ab")
     assert first is not None

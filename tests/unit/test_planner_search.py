@@ -94,7 +94,7 @@ def row(built: Built, name: str) -> Candidate:
 def test_a_search_tells_what_it_begins_and_where_its_time_went() -> None:
     """Each source and candidate by name, in order; the stages are within the whole, and come back from the text."""
     begun: list[str] = []
-    built = build_best(nn.Linear(3, 2).eval(), {"x": torch.zeros(2, 3)}, "key", BuildOptions(), CPU, told=begun.append)
+    built = build_best(nn.Linear(3, 2).eval(), {"x": torch.zeros(2, 3)}, "key", BuildOptions(), CPU, say=begun.append)
     assert begun == ["eager kernels", "eager kernels, 1 stream"]
     schedule = built.schedule
     assert [name for name, _ in schedule.stages] == ["record", "plan", "capture", "check", "measure"]
@@ -133,8 +133,8 @@ def test_choices_of_a_source_that_fails_are_doubted(monkeypatch: pytest.MonkeyPa
             raise ValueError("no")
         yield from record(target, source)
 
-    def check(search: Search, captured: Captured, *, must: bool) -> tuple[float | None, str | None]:
-        return (0.0, None) if must or fails != "check" else (1.0, "differs")
+    def check(search: Search, captured: Captured, *, required: bool) -> tuple[float | None, str | None]:
+        return (0.0, None) if required or fails != "check" else (1.0, "differs")
 
     monkeypatch.setattr(ForwardTarget, "record", choosing)
     monkeypatch.setattr(Search, "_checked", check)

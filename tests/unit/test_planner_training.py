@@ -21,7 +21,7 @@ from nimble_jobs.graph import Analysis
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search import search as searching
-from nimble_jobs.planner.search.candidate import Found
+from nimble_jobs.planner.search.candidate import MeasuredCandidate
 from nimble_jobs.planner.search.plans import few_plans
 from nimble_jobs.planner.search.search import Search
 from nimble_jobs.planner.search.target import Programs
@@ -882,7 +882,7 @@ def test_a_training_that_goes_on_is_checked_as_at_its_start(monkeypatch: pytest.
 LAST = Source(kernels="eager", layout="channels-last")
 
 
-def searched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Search, Found]:
+def searched(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[Search, MeasuredCandidate]:
     """The search on the CPU over two layouts, with streams as on a GPU."""
     request = request_for(images(), OptimizerRecipe(name="sgd"), options=BuildOptions(**options))
     target = StepTarget(LiveStep(request, EagerStep(request, CPU), CPU, tolerance=1e-4), seed=0)
@@ -903,7 +903,7 @@ def test_streams_are_searched_where_the_critical_path_leaves_room(monkeypatch: p
         plan, facts = real(self, durations_us)
         return plan, facts if durations_us is None else replace(facts, critical_path_us=next(paths_us))
 
-    def fastest(_: Search, one: Found, name: str) -> Programs:
+    def fastest(_: Search, one: MeasuredCandidate, name: str) -> Programs:
         asked.append(one.replay_us)
         return dict(one.programs)
 
@@ -932,7 +932,7 @@ def test_time_is_asked_for_inside_of_a_source(monkeypatch: pytest.MonkeyPatch) -
         return real(*args, **kwargs)
 
     monkeypatch.setattr(step_live, "record_step", record)
-    monkeypatch.setattr(Search, "_several_streams", lambda *_: None)
+    monkeypatch.setattr(Search, "_try_several_streams", lambda *_: None)
     search, found = searched(monkeypatch)
     assert recorded == 2
     assert found.source == Source(kernels="eager", layout="given")
@@ -955,7 +955,7 @@ def test_no_plan_is_captured_after_the_deadline(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(searching, "plans_with_streams", lambda one, *_: ([one.analysis.plan(max_streams=2)], None))
     monkeypatch.setattr(StepTarget, "alone", lambda *_: pytest.fail("captured after the deadline"))
     search, found = searched(monkeypatch, budget_s=0.0)
-    assert found.candidate.name == "eager kernels, 1 stream"
+    assert found.row.name == "eager kernels, 1 stream"
     spent = "not tried: the budget of 0 s was used up"
     names = [LAST.name, "eager kernels, several streams"]
     assert [(c.name, c.reason) for c in search.candidates][1:] == [(name, spent) for name in names]

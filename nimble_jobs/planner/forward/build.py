@@ -26,11 +26,11 @@ from nimble_jobs.planner.forward.target import Example, ForwardTarget
 from nimble_jobs.planner.keys.options import BuildOptions, options_of
 from nimble_jobs.planner.keys.request import Request, tolerance_of
 from nimble_jobs.planner.keys.roles import Role
-from nimble_jobs.planner.lookup.obtain import Fresh
+from nimble_jobs.planner.lookup.obtain import BuildResult
 from nimble_jobs.planner.lookup.siblings import Precedent
 from nimble_jobs.planner.lookup.stored import Storable
 from nimble_jobs.planner.module.limits import numbers_for
-from nimble_jobs.planner.search.candidate import Found, left_out
+from nimble_jobs.planner.search.candidate import MeasuredCandidate, left_out
 from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
 from nimble_jobs.planner.search.in_flight import InFlight
 from nimble_jobs.planner.search.search import Search
@@ -80,7 +80,7 @@ def build_schedule(
     key: str,
     device: torch.device,
     *,
-    told: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
     precedent: Precedent | None = None,
 ) -> Built:
     """`build_best` for what a job asks for. `precedent` is a sibling whose choice is taken over, if it holds here."""
@@ -92,15 +92,15 @@ def build_schedule(
         tolerance=tolerance_of(request),
         memory_bytes=memory_left(request, module),
     )
-    return build_best(module, {"x": example}, key, options, device, told=told, precedent=precedent)
+    return build_best(module, {"x": example}, key, options, device, say=say, precedent=precedent)
 
 
-def fresh(built: Built, parts: Mapping[str, str], value: T, *, meaning: str = "") -> Fresh[T]:
+def build_result(built: Built, parts: Mapping[str, str], value: T, *, meaning: str = "") -> BuildResult[T]:
     """A new schedule on its way into the store. One that failed its check is stored as refused, so that nobody builds
     it again; `meaning` begins the reason for eager then.
     """
     failure = None if built.failure is None else f"{meaning}{built.failure}"
-    return Fresh(value=value, storables=(replace(built.stored, parts=parts),), close=built.close, failure=failure)
+    return BuildResult(value=value, storables=(replace(built.stored, parts=parts),), close=built.close, failure=failure)
 
 
 def memory_left(request: Request, module: nn.Module) -> int | None:
@@ -118,7 +118,7 @@ def build_best(
     keep_integers: bool = False,
     observed: Observed | None = None,
     eager_us: float | None = None,
-    told: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
     precedent: Precedent | None = None,
 ) -> Built:
     """The fastest schedule found for a module that lies on `device`, captured.
@@ -127,7 +127,7 @@ def build_best(
     another memory layout, as the schedule says. If it says that some are folded, the twin in the answer
     takes the module's place. With `keep_integers` checks use the integers of `inputs`, in another
     order, instead of random ones. The module's tensors and the random states are left as they were. `observed`, where
-    given, is what `observe_calls` found before, and `eager_us` what a call in eager takes. `told` is called with the
+    given, is what `observe_calls` found before, and `eager_us` what a call in eager takes. `say` is called with the
     name of each candidate as it is begun. With a `precedent`, what was chosen there is all that is tried, unless it
     fails here, or only here loses to eager. Raises CannotRecord if the module does what no schedule can hold,
     EngineError if it cannot be captured, OutOfMemory.
@@ -151,7 +151,7 @@ def build_best(
             given = inputs if keep_integers else {}
             shown = Example(inputs=example, batch=batch, below=below, integers=integers, given=given)
             target = ForwardTarget(module, shown, options, device, tolerance=tolerance, observed=observed)
-            build = _Build(target, options, key=key, eager_us=eager_us, start=start, told=told)
+            build = _Build(target, options, key=key, eager_us=eager_us, start=start, say=say)
             return build.run(precedent)
         finally:
             observed.put_back()
@@ -180,24 +180,24 @@ class _Build:
         key: str,
         eager_us: float,
         start: float,
-        told: Callable[[str], None],
+        say: Callable[[str], None],
     ) -> None:
         self._target = target
         self._options = options
         self._key = key
         self._eager_us = eager_us
         self._start = start
-        self._told = told
-        self._search = Search(target, options, told=told)
+        self._say = say
+        self._search = Search(target, options, say=say)
         self._precedent: Precedent | None = None  # whose choice was taken over
 
     def run(self, precedent: Precedent | None) -> Built:
         """Search, choose between the winner and eager, and capture the choice."""
         target, options = self._target, self._options
         try:
-            found, contest = (self._taken_over(precedent) if precedent is not None else None) or self._searched()
+            winner, contest = (self._taken_over(precedent) if precedent is not None else None) or self._searched()
             stays_eager = contest is not None and contest.eager_wins
-            target.use(AS_GIVEN if stays_eager else found.source)
+            target.use(AS_GIVEN if stays_eager else winner.source)
         except BaseException:
             target.use(AS_GIVEN)
             raise
@@ -207,61 +207,61 @@ class _Build:
         if options.fold and not stays_eager:  # with `fold` nobody else has the weights
             compact(target.module, target.device)
         with self._search.clock.time("capture"):
-            instances = () if stays_eager else target.capture_several(found.only, found.in_flight)
-        error, failure = found.error, found.failure
+            instances = () if stays_eager else target.capture_several(winner.only, winner.in_flight)
+        error, failure = winner.error, winner.failure
         for instance in instances if failure is None else ():
-            error, failure = self._checked(instance, found)
+            error, failure = self._checked(instance, winner)
             if failure is not None:
                 break
         devices.clear_workspaces(target.device)  # of the calls in eager
-        return self._built(found, instances, contest, error, failure)
+        return self._built(winner, instances, contest, error, failure)
 
-    def _searched(self) -> tuple[Found, Contest | None]:
+    def _searched(self) -> tuple[MeasuredCandidate, Contest | None]:
         """The best of all candidates, and how it did against eager."""
-        found = self._search.run(only_first=self._options.quick)
-        found = self._in_flight(found, self._options)
-        return found, self._against_eager(found) if found.failure is None else None
+        winner = self._search.run(only_first=self._options.quick)
+        winner = self._in_flight(winner, self._options)
+        return winner, self._against_eager(winner) if winner.failure is None else None
 
-    def _taken_over(self, precedent: Precedent) -> tuple[Found, Contest | None] | None:
+    def _taken_over(self, precedent: Precedent) -> tuple[MeasuredCandidate, Contest | None] | None:
         """The candidate that was chosen for a sibling, and how it did against eager. None if it fails here, or if only
         here eager is faster; then a row of the next search says so.
         """
         schedule, target = precedent.schedule, self._target
         target.budget_s = _BUDGET_S
-        found = self._search.run_one(source_of(schedule), schedule.plan.streams)
-        if found is not None:
+        winner = self._search.run_one(source_of(schedule), schedule.plan.streams)
+        if winner is not None:
             if schedule.in_flight > 1:
-                found = self._in_flight(found, replace(self._options, in_flight=schedule.in_flight))
-            contest = self._against_eager(found)
+                winner = self._in_flight(winner, replace(self._options, in_flight=schedule.in_flight))
+            contest = self._against_eager(winner)
             if contest is None or not contest.eager_wins or schedule.runs == "eager":
                 self._precedent = precedent
-                return found, contest
+                return winner, contest
             target.use(AS_GIVEN)
         target.budget_s = measure.BUDGET_S
         name, before = f"as for {precedent.words}", self._search
         rows = [c for c in before.candidates if c.reason]
         reason = f"{rows[-1].name}: {rows[-1].reason}" if rows else "slower than eager"
-        self._search = Search(target, self._options, told=self._told)
+        self._search = Search(target, self._options, say=self._say)
         self._search.candidates.append(left_out(name, f"not taken over: {reason}"))
         return None
 
-    def _in_flight(self, found: Found, options: BuildOptions) -> Found:
+    def _in_flight(self, winner: MeasuredCandidate, options: BuildOptions) -> MeasuredCandidate:
         """How many replays to keep in flight, and of which candidate, if records a second are what counts."""
         target = self._target
-        wanted = options.purpose == "throughput" and not options.quick and found.failure is None
+        wanted = options.purpose == "throughput" and not options.quick and winner.failure is None
         if not wanted or not devices.able(target.device).streams:
-            return found
-        flights = InFlight(target, options, clock=self._search.clock, told=self._told, rows=self._search.candidates)
-        return flights.most_records(found, self._search.passed)
+            return winner
+        flights = InFlight(target, options, clock=self._search.clock, say=self._say, rows=self._search.candidates)
+        return flights.most_records(winner, self._search.passed)
 
-    def _against_eager(self, found: Found) -> Contest | None:
+    def _against_eager(self, winner: MeasuredCandidate) -> Contest | None:
         """Eager and the winner, timed in turns; None if eager may not win, or is slower beyond doubt."""
-        target, count = self._target, found.in_flight
-        once_us = target.records / found.candidate.records_per_s * 1e6 if found.candidate.records_per_s else 0.0
+        target, count = self._target, winner.in_flight
+        once_us = target.records / winner.row.records_per_s * 1e6 if winner.row.records_per_s else 0.0
         if not worth_a_contest(once_us, self._eager_us, self._options):
             return None
-        target.use(found.source)
-        instances = target.capture_several(found.only, count)
+        target.use(winner.source)
+        instances = target.capture_several(winner.only, count)
         inputs = target.example.inputs
         try:
             for instance in instances:
@@ -276,24 +276,24 @@ class _Build:
                     instances[0].replay,
                     target.device,
                     eager_us=self._eager_us,
-                    as_given=found.source.layout == "given",
+                    as_given=winner.source.layout == "given",
                     **target.turns(),
                 )
         finally:
             for instance in instances:
                 instance.close()
 
-    def _checked(self, instance: Instance, found: Found) -> tuple[float | None, str | None]:
+    def _checked(self, instance: Instance, winner: MeasuredCandidate) -> tuple[float | None, str | None]:
         """The relative norm against eager, and why that is too much, if it is."""
         try:
             with self._search.clock.time("check"):
-                return self._target.compare(instance, found.only.recording.program.inputs), None
+                return self._target.compare(instance, winner.only.recording.program.inputs), None
         except CheckFailed as e:
             return e.error, str(e)
 
     def _built(
         self,
-        found: Found,
+        winner: MeasuredCandidate,
         instances: tuple[Instance, ...],
         contest: Contest | None,
         error: float | None,
@@ -301,13 +301,13 @@ class _Build:
     ) -> Built:
         target = self._target
         eager_us = self._eager_us if contest is None else contest.eager_us
-        nbytes = sum(i.bytes for i in instances) if instances else found.candidate.peak_bytes or 0
+        nbytes = sum(i.bytes for i in instances) if instances else winner.row.peak_bytes or 0
         summary = Summary(
-            found=found,
+            winner=winner,
             contest=contest,
             candidates=table(
                 self._search.candidates,
-                found,
+                winner,
                 eager_us=eager_us,
                 records=target.records,
                 contest=contest,
@@ -326,7 +326,7 @@ class _Build:
         stored = summary.storable(Role.FORWARD, {}, self._key, eager_us=eager_us, failure=failure)
         return Built(
             stored=stored,
-            recording=found.only.recording,
+            recording=winner.only.recording,
             instances=instances,
             module=target.module,
             observed=target.observed,

@@ -25,7 +25,7 @@ from nimble_jobs.kernel_switches import Kernel
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search.plans import capture_several, durations_us
-from nimble_jobs.planner.search.target import Planned, Programs
+from nimble_jobs.planner.search.target import PlannedProgram, Programs
 from nimble_jobs.planner.sources.fold import foldable
 from nimble_jobs.planner.sources.merge import mergeable
 from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Layout, Source, Variants, record_source
@@ -149,7 +149,7 @@ class ForwardTarget:
         (instance,) = self.capture_several(planned, 1)
         return CapturedForward(self, instance, planned.recording.program.inputs)
 
-    def capture_several(self, planned: Planned, count: int) -> tuple[Instance, ...]:
+    def capture_several(self, planned: PlannedProgram, count: int) -> tuple[Instance, ...]:
         """Instances of a program over the weights as they lie now. Raises OutOfMemory, EngineError."""
         return capture_several(planned.recording, planned.plan, self.module, self.device, count, planned.memory)
 

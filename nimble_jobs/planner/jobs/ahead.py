@@ -20,7 +20,7 @@ from nimble_jobs.planner.lookup.stored import Refused, Taken, read_stored
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import Store
 
-Told = Callable[[str], None]  # is given what is done right now, in words
+Say = Callable[[str], None]  # is given, in words, what is being done
 
 _PHASES = {"load": "loading the model", "build": "measuring eager", "check": "checking what is stored"}
 WAITING = "waiting for another process that is building it"
@@ -97,11 +97,11 @@ class KeepsNothing:
         return nullcontext()
 
 
-def reporter(told: Told) -> Report:
+def reporter(say: Say) -> Report:
     """What tells, in words, what a job would report."""
 
     def report(*, phase: str, schedule: dict[str, Any] | None = None) -> None:
-        told(f"trying {schedule['trying']}" if schedule is not None else _PHASES[phase])
+        say(f"trying {schedule['trying']}" if schedule is not None else _PHASES[phase])
 
     return report
 
@@ -125,16 +125,16 @@ def look_up_parts(parts: dict[str, str], *, store: Store) -> Answer:
     return Answer(key=key, parts=parts, hit=Hit.STORED, schedule=found.value.schedule, load_s=seconds)
 
 
-def look_up_or_build(request: Request, *, device: torch.device, store: Store, told: Told = lambda _: None) -> Answer:
+def look_up_or_build(request: Request, *, device: torch.device, store: Store, say: Say = lambda _: None) -> Answer:
     """What is stored; on a miss it is prepared as for a job, and so built and stored.
 
     Raises ModelError, OutOfMemory.
     """
     answer = look_up(request, device=device, store=store)
-    return answer if answer.schedule is not None else _built(answer, request, device, store, told)
+    return answer if answer.schedule is not None else _built(answer, request, device, store, say)
 
 
-def _built(answer: Answer, request: Request, device: torch.device, store: Store, told: Told) -> Answer:
+def _built(answer: Answer, request: Request, device: torch.device, store: Store, say: Say) -> Answer:
     """The answer after a miss: the schedule was built now, or loaded because another process was quicker."""
 
     wanted = replace(request, schedule=request.schedule.model_copy(update={"on_miss": "build"}))
@@ -143,8 +143,8 @@ def _built(answer: Answer, request: Request, device: torch.device, store: Store,
         device=device,
         store=store,
         residents=KeepsNothing(),
-        report=reporter(told),
-        waiting=lambda _: told(WAITING),
+        report=reporter(say),
+        waiting=lambda _: say(WAITING),
     )
     try:
         return replace(
@@ -159,7 +159,7 @@ def _built(answer: Answer, request: Request, device: torch.device, store: Store,
         prepared.loaded.close()
 
 
-def build_ahead(request: Request, *, device: torch.device, store: Store, told: Told = lambda _: None) -> Ahead:
+def build_ahead(request: Request, *, device: torch.device, store: Store, say: Say = lambda _: None) -> Ahead:
     """Store the schedule of a request, unless it is stored. Counts as a use, hit or miss, as a job's would.
 
     Raises ModelError, OutOfMemory.
@@ -168,7 +168,7 @@ def build_ahead(request: Request, *, device: torch.device, store: Store, told: T
     if found.schedule is not None:
         store.schedules.touch(found.key, Hit.STORED, time.time())
     else:
-        found = _built(found, request, device, store, told)
+        found = _built(found, request, device, store, say)
     return Ahead.of(
         found.schedule,
         key=found.key,
@@ -180,7 +180,7 @@ def build_ahead(request: Request, *, device: torch.device, store: Store, told: T
 
 
 def explain_schedule(
-    request: Request, *, device: torch.device, store: Store, build: bool = True, told: Told = lambda _: None
+    request: Request, *, device: torch.device, store: Store, build: bool = True, say: Say = lambda _: None
 ) -> tuple[dict[str, Any], Schedule | None]:
     """What there is to say, and the schedule itself if there is one. On a miss it is built and stored, unless told
     not to.
@@ -188,7 +188,7 @@ def explain_schedule(
     Where no schedule can be had, `fallback` says why. Raises ModelError, OutOfMemory.
     """
     if build:
-        found = look_up_or_build(request, device=device, store=store, told=told)
+        found = look_up_or_build(request, device=device, store=store, say=say)
     else:
         found = look_up(request, device=device, store=store)
     return explained(found), found.schedule

@@ -13,18 +13,18 @@ import torch
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
 from nimble_jobs.models import identity
-from nimble_jobs.planner.forward.build import build_best, build_schedule, fresh, memory_left
+from nimble_jobs.planner.forward.build import build_best, build_result, build_schedule, memory_left
 from nimble_jobs.planner.forward.calls import example_of
 from nimble_jobs.planner.jobs.loaded import Loaded, Report, build_module
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import Request, tolerance_of
-from nimble_jobs.planner.lookup.obtain import Fresh, check_unchanged
+from nimble_jobs.planner.lookup.obtain import BuildResult, check_unchanged
 from nimble_jobs.planner.lookup.siblings import precedent_of
 from nimble_jobs.planner.lookup.stored import Refused
 from nimble_jobs.store import Store
 
 
-def build_new(loaded: Loaded, parts: Mapping[str, str], store: Store, report: Report) -> Fresh[Loaded] | Refused:
+def build_new(loaded: Loaded, parts: Mapping[str, str], store: Store, report: Report) -> BuildResult[Loaded] | Refused:
     """Search for the fastest schedule of a loaded model, or take over the choice of a sibling in the store.
 
     Raises OutOfMemory, DeviceFault, StoreError.
@@ -32,21 +32,23 @@ def build_new(loaded: Loaded, parts: Mapping[str, str], store: Store, report: Re
     report(phase="build")
     precedent = precedent_of(parts, store)
 
-    def told(candidate: str) -> None:
+    def say(candidate: str) -> None:
         report(phase="build", schedule={"trying": candidate})
 
     try:
-        built = build_schedule(loaded.module, loaded.request, loaded.key, loaded.device, told=told, precedent=precedent)
+        built = build_schedule(loaded.module, loaded.request, loaded.key, loaded.device, say=say, precedent=precedent)
     except EngineError as e:
         fallback = explain(loaded, e)
         return Refused(reason=fallback, fallback=fallback)
     loaded.schedule = built.schedule
     if built.failure is None:
         loaded.module, loaded.instances, loaded.observed = built.module, built.instances, built.observed
-    return fresh(built, parts, loaded, meaning="the schedule is quarantined: ")
+    return build_result(built, parts, loaded, meaning="the schedule is quarantined: ")
 
 
-def build_apart(loaded: Loaded, parts: Mapping[str, str], store: Store, report: Report) -> Fresh[Loaded] | Refused:
+def build_apart(
+    loaded: Loaded, parts: Mapping[str, str], store: Store, report: Report
+) -> BuildResult[Loaded] | Refused:
     """`build_new` over weights of its own, because a build may move them. The schedule must then be loaded
     from the store. Raises as `build_new` does.
     """

@@ -26,7 +26,7 @@ BUILD_WAIT_S = 600.0  # how long a job waits for another process that builds the
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fresh(Generic[T_co]):
+class BuildResult(Generic[T_co]):
     """What a build made, and what the store is to keep of it."""
 
     value: T_co
@@ -60,7 +60,7 @@ def by_spec(on_miss: str, meaning: str = "") -> Callable[[Miss], Miss | Refused]
 def obtain(
     key: str,
     load: Callable[[], Taken[T] | Miss | Refused],
-    build: Callable[[], Fresh[T] | Refused],
+    build: Callable[[], BuildResult[T] | Refused],
     *,
     store: Store,
     on_miss: OnMiss = build_it,
@@ -91,11 +91,11 @@ def obtain(
     return _missed(found.reason, found, store)
 
 
-def _measuring(build: Callable[[], Fresh[T] | Refused], store: Store) -> Fresh[T] | Refused:
+def _measuring(build: Callable[[], BuildResult[T] | Refused], store: Store) -> BuildResult[T] | Refused:
     """`build`, with what earlier builds measured of single tasks; what it measures is stored for later ones."""
     with using(Choices(store.task_times.read())) as choices:
         built = build()
-    parts = built.storables[0].parts if isinstance(built, Fresh) and built.storables else {}
+    parts = built.storables[0].parts if isinstance(built, BuildResult) and built.storables else {}
     try:
         store.task_times.save(
             choices.measured,
@@ -105,13 +105,15 @@ def _measuring(build: Callable[[], Fresh[T] | Refused], store: Store) -> Fresh[T
             doubted=choices.doubted,
         )
     except BaseException:
-        if isinstance(built, Fresh):
+        if isinstance(built, BuildResult):
             built.close()
         raise
     return built
 
 
-def _kept(built: Fresh[T] | Refused, miss: Miss, store: Store, check_code: Callable[[], None]) -> Fresh[T] | Refused:
+def _kept(
+    built: BuildResult[T] | Refused, miss: Miss, store: Store, check_code: Callable[[], None]
+) -> BuildResult[T] | Refused:
     """Store what was built; one that failed its check is stored as refused, so that nobody builds it again."""
     if isinstance(built, Refused):
         return built
@@ -128,11 +130,11 @@ def _kept(built: Fresh[T] | Refused, miss: Miss, store: Store, check_code: Calla
     return Refused(reason=miss.reason, fallback=built.failure)
 
 
-def _missed(reason: str, made: Fresh[T] | Refused | Later, store: Store, *, counts: bool = True) -> Obtained[T]:
+def _missed(reason: str, made: BuildResult[T] | Refused | Later, store: Store, *, counts: bool = True) -> Obtained[T]:
     if counts:
         store.schedules.missed(reason, time.time())
     fallback = made.fallback if isinstance(made, Refused) else None
-    value = made.value if isinstance(made, Fresh) else None
+    value = made.value if isinstance(made, BuildResult) else None
     return Obtained(hit=Hit.MISS, value=value, miss_reason=reason, fallback=fallback)
 
 

@@ -1,4 +1,4 @@
-"""Candidates: those that work, with what it takes to capture them again, and rows for those that were left out."""
+"""Candidates that were measured, with what it takes to capture them again, and table rows for those left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory, first_line
-from nimble_jobs.planner.search.target import Planned, Programs
+from nimble_jobs.planner.search.target import PlannedProgram, Programs
 from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.schedule import Candidate
 
@@ -17,33 +17,33 @@ _MOST = 0.99  # share of the memory, above which a candidate is as costly as at 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """A candidate that works, and what is needed to capture it again."""
+class MeasuredCandidate:
+    """A candidate that was captured and timed, and what it takes to capture it again."""
 
-    candidate: Candidate
+    row: Candidate  # in the table of candidates
     source: Source
     programs: Programs
     error: float | None
     failure: str | None = None  # why it must not be used: it disagrees with eager
     in_flight: int = 1
-    available_bytes: int | None = None  # what it may use of the device's memory; None if that is no question
+    available_bytes: int | None = None  # device memory that it may use; None: memory does not count
 
     @property
-    def only(self) -> Planned:
-        """The program of a target that has one."""
+    def only(self) -> PlannedProgram:
+        """The program, if the target has only one."""
         (planned,) = self.programs.values()
         return planned
 
     @property
     def replay_us(self) -> float:
-        assert self.candidate.replay_us is not None
-        return self.candidate.replay_us
+        assert self.row.replay_us is not None
+        return self.row.replay_us
 
     @property
     def cost(self) -> float:
-        """What the choice keeps low, for one record."""
-        assert self.candidate.records_per_s is not None
-        return cost(1e6 / self.candidate.records_per_s, self.candidate.peak_bytes, self.available_bytes)
+        """What the search minimises: see `cost`, for one record."""
+        assert self.row.records_per_s is not None
+        return cost(1e6 / self.row.records_per_s, self.row.peak_bytes, self.available_bytes)
 
 
 def cost(us: float, peak_bytes: int | None, available_bytes: int | None) -> float:

@@ -16,9 +16,9 @@ from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.graph.writes import names_written
 from nimble_jobs.planner.keys.options import BuildOptions
-from nimble_jobs.planner.search.candidate import Found, failed, left_out
+from nimble_jobs.planner.search.candidate import MeasuredCandidate, failed, left_out
 from nimble_jobs.planner.search.clock import Clock
-from nimble_jobs.planner.search.target import Planned
+from nimble_jobs.planner.search.target import PlannedProgram
 from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.schedule import Candidate, Port
 
@@ -42,7 +42,7 @@ class Repeatable(Protocol):
 
     def use(self, source: Source) -> None: ...
 
-    def capture_several(self, planned: Planned, count: int) -> tuple[Instance, ...]: ...
+    def capture_several(self, planned: PlannedProgram, count: int) -> tuple[Instance, ...]: ...
 
     def fill(self, instance: Instance, ports: tuple[Port, ...]) -> None:
         """Give an instance the next of several random inputs."""
@@ -57,79 +57,76 @@ class InFlight:
         options: BuildOptions,
         *,
         clock: Clock,
-        told: Callable[[str], None],
+        say: Callable[[str], None],
         rows: list[Candidate],
     ) -> None:
         self._target = target
         self._options = options
         self._clock = clock
-        self._told = told
+        self._say = say
         self._rows = rows
-        self._best: Found | None = None
-        self._rate = 0.0
+        self._leader: MeasuredCandidate | None = None
+        self._rate = 0.0  # records a second of the leader
 
-    def most_records(self, single: Found, passed: Sequence[Found]) -> Found:
+    def most_records(self, single: MeasuredCandidate, passed: Sequence[MeasuredCandidate]) -> MeasuredCandidate:
         """The candidate with the most records a second among those that passed, with its number of replays in flight.
 
         Afterwards the weights lie as the candidate measured last needs them. Raises DeviceFault.
         """
         asked = self._options.in_flight
         if asked == "auto" or asked == 1:
-            self._leads(single, 1)
+            self._takes_lead(single, 1)
         if asked != 1:
-            for found in (single, *_one_stream(single, passed), *self._near(single, passed)):
-                self._leads(found, 2 if asked == "auto" else asked)
-        leader = self._best or single
+            for measured in (single, *_one_stream(single, passed), *self._near(single, passed)):
+                self._takes_lead(measured, 2 if asked == "auto" else asked)
+        leader = self._leader or single
         if asked == "auto" and leader.in_flight > 1:
-            for found in (leader, *_one_stream(leader, passed)):
+            for measured in (leader, *_one_stream(leader, passed)):
                 for count in _MORE:
-                    if not self._leads(found, count):
+                    if not self._takes_lead(measured, count):
                         break  # more in flight would only take memory
-        return self._best or single
+        return self._leader or single
 
-    def _near(self, single: Found, passed: Sequence[Found]) -> list[Found]:
+    def _near(self, single: MeasuredCandidate, passed: Sequence[MeasuredCandidate]) -> list[MeasuredCandidate]:
         """The best of each other source, unless it is far behind; then its row says so."""
-        best_of: dict[Source, Found] = {}
-        for found in sorted(passed, key=lambda f: f.cost):
-            best_of.setdefault(found.source, found)
+        best_of: dict[Source, MeasuredCandidate] = {}
+        for measured in sorted(passed, key=lambda each: each.cost):
+            best_of.setdefault(measured.source, measured)
         best_of.pop(single.source, None)
-        for found in best_of.values():
-            if found.replay_us > _NEAR * single.replay_us and found.candidate in self._rows:
-                reason = f"more than {_NEAR} times as slow as {single.candidate.name}; not tried in flight"
-                self._rows[self._rows.index(found.candidate)] = replace(found.candidate, reason=reason)
-        return [f for f in best_of.values() if f.replay_us <= _NEAR * single.replay_us]
+        for measured in best_of.values():
+            if measured.replay_us > _NEAR * single.replay_us and measured.row in self._rows:
+                reason = f"more than {_NEAR} times as slow as {single.row.name}; not tried in flight"
+                self._rows[self._rows.index(measured.row)] = replace(measured.row, reason=reason)
+        return [each for each in best_of.values() if each.replay_us <= _NEAR * single.replay_us]
 
-    def _leads(self, found: Found, count: int) -> bool:
-        """Measure it; whether it brings enough more records a second than all before."""
-        rate = self._measured(found, count)
+    def _takes_lead(self, measured: MeasuredCandidate, count: int) -> bool:
+        """Measure a candidate with `count` replays in flight, and let it lead if it is faster by enough."""
+        rate = self._records_per_s(measured, count)
         if rate is None or rate <= self._rate * (1 + _PAYS):
             return False
-        self._best, self._rate = replace(found, in_flight=count, candidate=self._rows[-1]), rate
+        self._leader, self._rate = replace(measured, in_flight=count, row=self._rows[-1]), rate
         return True
 
-    def _measured(self, found: Found, count: int) -> float | None:
+    def _records_per_s(self, measured: MeasuredCandidate, count: int) -> float | None:
         """Records a second with `count` replays in flight; None if they do not fit, or may not overlap."""
-        name = f"{found.candidate.name}, {count} in flight"
-        program, limit = found.only.recording.program, self._options.memory_bytes
-        streams = found.only.plan.streams
+        name = f"{measured.row.name}, {count} in flight"
+        program, limit = measured.only.recording.program, self._options.memory_bytes
+        streams = measured.only.plan.streams
         written = names_written(program, (*program.state, *program.constants))
+        assert measured.row.peak_bytes is not None
+        needed, why_not = count * measured.row.peak_bytes, None
         if count > 1 and written:
-            self._rows.append(
-                left_out(name, f"not tried: the model writes its own tensor {written[0]!r}", streams=streams)
-            )
+            why_not = f"not tried: the model writes its own tensor {written[0]!r}"
+        elif limit is not None and needed > limit:
+            why_not = f"not tried: needs about {needed} bytes, more than it may use"
+        if why_not is not None:
+            self._rows.append(left_out(name, why_not, streams=streams))
             return None
-        assert found.candidate.peak_bytes is not None
-        needed = count * found.candidate.peak_bytes
-        if limit is not None and needed > limit:
-            self._rows.append(
-                left_out(name, f"not tried: needs about {needed} bytes, more than it may use", streams=streams)
-            )
-            return None
-        self._told(name)
+        self._say(name)
         try:
             with self._clock.time("capture"):
-                self._target.use(found.source)
-                instances = self._target.capture_several(found.only, count)
+                self._target.use(measured.source)
+                instances = self._target.capture_several(measured.only, count)
             try:
                 with self._clock.time("measure"):
                     for instance in instances:
@@ -143,12 +140,12 @@ class InFlight:
         except Exception as e:  # noqa: BLE001 - one replay at a time works, whatever this is
             self._rows.append(failed(name, e, self._target.device, streams=streams))
             return None
-        self._rows.append(replace(found.candidate, name=name, records_per_s=rate, peak_bytes=nbytes))
+        self._rows.append(replace(measured.row, name=name, records_per_s=rate, peak_bytes=nbytes))
         return rate
 
 
-def _one_stream(found: Found, passed: Sequence[Found]) -> list[Found]:
+def _one_stream(measured: MeasuredCandidate, passed: Sequence[MeasuredCandidate]) -> list[MeasuredCandidate]:
     """The same source on one stream, if that is another plan: replays in flight fill the device without streams."""
-    if found.only.plan.streams == 1:
+    if measured.only.plan.streams == 1:
         return []
-    return [f for f in passed if f.source == found.source and f.only.plan.streams == 1][:1]
+    return [each for each in passed if each.source == measured.source and each.only.plan.streams == 1][:1]

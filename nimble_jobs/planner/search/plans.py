@@ -1,8 +1,9 @@
-"""What each task of a program takes alone, which numbers of streams are worth a try, and instances of a plan."""
+"""Plans of a program: the time of each task alone, how many streams are worth a try, and captures of a plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -14,9 +15,10 @@ from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.record import Recording, state_of
 from nimble_jobs.errors import OutOfMemory
+from nimble_jobs.graph import Analysis
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.keys.options import BuildOptions
-from nimble_jobs.planner.search.target import Planned
+from nimble_jobs.planner.search.target import PlannedProgram
 from nimble_jobs.schedule import GraphFacts, Plan
 
 _CAPS = (2, 4, 8, 16)
@@ -55,8 +57,28 @@ def durations_us(
         raise OutOfMemory(f"not enough memory on {device} to time each task: {e}") from e
 
 
+def plan_on_one_stream(recording: Recording) -> PlannedProgram:
+    """The recorded program, planned on one stream; its tasks are not timed yet."""
+    analysis = Analysis.of(recording.program)
+    plan, facts = analysis.single_stream()
+    memory = arena_plan(recording.program, plan)
+    return PlannedProgram(
+        recording=recording, analysis=analysis, plan=plan, memory=memory, facts=facts, durations_us=()
+    )
+
+
+def plan_on_streams(program: PlannedProgram, streams: int) -> PlannedProgram:
+    """The program with a plan on at most so many streams."""
+    return with_plan(program, *program.analysis.plan(durations_us=program.durations_us, max_streams=streams))
+
+
+def with_plan(program: PlannedProgram, plan: Plan, facts: GraphFacts) -> PlannedProgram:
+    """The program with another plan, and the memory that it needs."""
+    return replace(program, plan=plan, facts=facts, memory=arena_plan(program.recording.program, plan))
+
+
 def plans_with_streams(
-    program: Planned, options: BuildOptions, device: torch.device
+    program: PlannedProgram, options: BuildOptions, device: torch.device
 ) -> tuple[list[tuple[Plan, GraphFacts]], str | None]:
     """Plans with more than one stream that are worth a try, or the measured reason why none is. `program` is planned on
     one stream.
@@ -82,7 +104,7 @@ def may_have_streams(facts: GraphFacts, options: BuildOptions, device: torch.dev
     return devices.able(device).streams and options.streams != 1 and facts.width >= 2
 
 
-def few_plans(program: Planned, plans: Sequence[tuple[Plan, GraphFacts]]) -> list[tuple[Plan, GraphFacts]]:
+def few_plans(program: PlannedProgram, plans: Sequence[tuple[Plan, GraphFacts]]) -> list[tuple[Plan, GraphFacts]]:
     """Which plans are worth a capture that takes long, the widest first. `plans` have rising numbers of streams."""
     few = list(plans)
     if few and few[-1][0].streams > _MOST_STREAMS:

@@ -14,19 +14,33 @@ from dataclasses import replace
 
 from nimble_jobs.engine import choices, measure
 from nimble_jobs.engine import device as devices
-from nimble_jobs.engine.bind import arena_plan, planned_bytes
+from nimble_jobs.engine.bind import planned_bytes
 from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.private.runtime import tested_version
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.workspace import workspace_bytes
 from nimble_jobs.errors import CheckFailed, OutOfMemory
-from nimble_jobs.graph import Analysis
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
-from nimble_jobs.planner.search.candidate import PAYS, Found, failed, left_out
+from nimble_jobs.planner.search.candidate import PAYS, MeasuredCandidate, failed, left_out
 from nimble_jobs.planner.search.clock import Clock
-from nimble_jobs.planner.search.plans import few_plans, may_have_streams, plans_with_streams
-from nimble_jobs.planner.search.target import Captured, Planned, Programs, Target, most_streams, name_of, whole_us
+from nimble_jobs.planner.search.plans import (
+    few_plans,
+    may_have_streams,
+    plan_on_one_stream,
+    plan_on_streams,
+    plans_with_streams,
+    with_plan,
+)
+from nimble_jobs.planner.search.target import (
+    Captured,
+    PlannedProgram,
+    Programs,
+    Target,
+    most_streams,
+    name_of,
+    whole_us,
+)
 from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Source
 from nimble_jobs.schedule import Candidate
 
@@ -36,21 +50,19 @@ _HOPELESS = 0.9  # share of the critical path that a replay can take: tasks that
 class Search:
     """The search for the fastest schedules of one target. `candidates` lists what was tried or left out, and why."""
 
-    def __init__(self, target: Target, options: BuildOptions, *, told: Callable[[str], None] = lambda _: None) -> None:
-        """`told` is called with the name of each source and each candidate before its turn. What it raises ends the
-        search.
-        """
+    def __init__(self, target: Target, options: BuildOptions, *, say: Callable[[str], None] = lambda _: None) -> None:
+        """`say` is given the name of each source and candidate before its turn; what it raises ends the search."""
         self._target = target
         self._options = options
-        self._told = told
+        self._say = say
         self._deadline = math.inf
         self.clock = Clock()
         self.candidates: list[Candidate] = []
-        self.passed: list[Found] = []
-        self._best: Found | None = None
-        self._refused: Found | None = None  # the first that disagrees with eager, in case none agrees
+        self.passed: list[MeasuredCandidate] = []
+        self._best: MeasuredCandidate | None = None
+        self._refused: MeasuredCandidate | None = None  # the first that disagrees with eager, in case none agrees
 
-    def run(self, *, only_first: bool = False) -> Found:
+    def run(self, *, only_first: bool = False) -> MeasuredCandidate:
         """The best candidate, or one with a `failure` if none agrees with eager. The weights then have its layout.
 
         With `only_first` no other source is tried. Raises CannotRecord, EngineError, OutOfMemory, and CheckFailed for a
@@ -59,25 +71,25 @@ class Search:
         self._deadline = time.monotonic() + self._options.budget_s
         try:
             singles = self._sources(only_first=only_first)
-            for single in sorted(singles, key=lambda found: found.replay_us):
-                self._several_streams(single)
-            found = self._best or self._refused
-            assert found is not None
-            self._target.use(found.source)
-            return found
+            for single in sorted(singles, key=lambda single: single.replay_us):
+                self._try_several_streams(single)
+            winner = self._best or self._refused
+            assert winner is not None
+            self._target.use(winner.source)
+            return winner
         except BaseException:
             self._target.use(AS_GIVEN)
             raise
 
-    def run_one(self, source: Source, streams: int) -> Found | None:
+    def run_one(self, source: Source, streams: int) -> MeasuredCandidate | None:
         """Only the candidate of a source on so many streams. If it does not work or disagrees with eager, the answer is
         None, its row says why, and the weights lie as they were given. Raises DeviceFault.
         """
         self._deadline = time.monotonic() + self._options.budget_s
         try:
-            found = self._try(source, streams=streams)
-            self._target.use(AS_GIVEN if found is None else source)
-            return found
+            measured = self._try(source, streams=streams)
+            self._target.use(AS_GIVEN if measured is None else source)
+            return measured
         except BaseException:
             self._target.use(AS_GIVEN)
             raise
@@ -85,17 +97,17 @@ class Search:
             if source.compiled:
                 stop_compilers()
 
-    def _sources(self, *, only_first: bool) -> list[Found]:
+    def _sources(self, *, only_first: bool) -> list[MeasuredCandidate]:
         """Every source on one stream: those that work and agree with eager. No compiler is left running."""
-        first, compiling = self._target.first, False
+        first = self._target.first
+        compiling = first.compiled
         try:
-            compiling = first.compiled
-            singles = [self._try(first, must=True)]
-            waiting = [] if only_first else self._further()
+            singles = [self._try(first, required=True)]
+            waiting = [] if only_first else self._further_sources()
             tried: set[Kernels] = set()
             while waiting:
                 source = waiting.pop(0)
-                if self._spent(source.name):
+                if self._out_of_time(source.name):
                     continue
                 compiling = compiling or source.compiled
                 tried.add(source.kernels)
@@ -107,9 +119,9 @@ class Search:
         finally:
             if compiling:
                 stop_compilers()
-        return [found for found in singles if found is not None]
+        return [single for single in singles if single is not None]
 
-    def _further(self) -> list[Source]:
+    def _further_sources(self) -> list[Source]:
         first = self._best or self._refused
         assert first is not None
         kernels: list[Kernels] = []
@@ -119,34 +131,35 @@ class Search:
             kernels += ["max-autotune"] if able.compilers and self._options.fuse == "max" else []
             untested = tested_version()
             if untested is not None:
-                self._left_out(f"{kernels[0]} kernels", f"not tried: {untested}")
+                self.candidates.append(left_out(f"{kernels[0]} kernels", f"not tried: {untested}"))
                 kernels.clear()
         return self._target.further(first.programs, kernels)
 
-    def _try(self, source: Source, *, must: bool = False, streams: int | None = None) -> Found | None:
-        """Measure a source; None if it does not work, disagrees with eager, or time runs out. It has one stream, or
-        `streams` if its candidate is the only one that is tried.
+    def _try(self, source: Source, *, required: bool = False, streams: int | None = None) -> MeasuredCandidate | None:
+        """Record, plan and measure a source on one stream, or on `streams`. None if it does not work, disagrees with
+        eager, or time runs out. Of a `required` source, errors are raised.
         """
-        self._told(source.name)
+        self._say(source.name)
         try:
-            programs = self._recorded(source, must=must, timed=streams != 1)
+            programs = self._recorded(source, required=required, timed=streams != 1)
             if programs is not None and streams is not None and streams > 1:
                 with self.clock.time("plan"):
-                    programs = {role: _on_streams(planned, streams) for role, planned in programs.items()}
+                    programs = {role: plan_on_streams(planned, streams) for role, planned in programs.items()}
         except Exception as e:
             choices.current().doubt()
-            if must:
+            if required:
                 raise
             self.candidates.append(failed(source.name, e, self._target.device))
             return None
-        one = self._measure(source, programs, must=must) if programs is not None else None
-        if one is not None and one.failure is not None:
-            choices.current().doubt()
-        return one if one is not None and one.failure is None else None
+        measured = self._measure(source, programs, required=required) if programs is not None else None
+        if measured is None or measured.failure is None:
+            return measured
+        choices.current().doubt()
+        return None
 
-    def _recorded(self, source: Source, *, must: bool, timed: bool = True) -> Programs | None:
-        """A source's programs, planned on one stream, with each task timed, which only plans with more of them need;
-        None if time or memory runs out first.
+    def _recorded(self, source: Source, *, required: bool, timed: bool) -> Programs | None:
+        """A source's programs, planned on one stream. With `timed`, each task is timed, as plans with several streams
+        need. None if time or memory runs out first.
         """
         target = self._target
         recordings: dict[Role, Recording] = {}
@@ -155,14 +168,15 @@ class Search:
             choices.current().begin()
             for role, recording in target.record(source):
                 recordings[role] = replace(recording, choices=choices.current().made())
-                if not must and self._spent(source.name):
+                if not required and self._out_of_time(source.name):
                     return None
         with self.clock.time("plan"):
-            programs = {role: _on_one_stream(recording) for role, recording in recordings.items()}
-        if self._too_large(name_of(source, programs), programs, must=must):  # timing tasks takes that memory, too
+            programs = {role: plan_on_one_stream(recording) for role, recording in recordings.items()}
+        # Before tasks are timed, which takes that memory too.
+        if self._too_large(name_of(source, programs), programs, required=required):
             return None
         for role, planned in programs.items() if timed else ():
-            if not must and self._spent(source.name):
+            if not required and self._out_of_time(source.name):
                 return None
             with self.clock.time("measure"):
                 times = target.task_times_us(source, role, planned.recording, planned.plan)
@@ -171,99 +185,99 @@ class Search:
             programs[role] = replace(planned, facts=facts, durations_us=times)
         return programs
 
-    def _several_streams(self, one: Found) -> None:
+    def _try_several_streams(self, single: MeasuredCandidate) -> None:
         """Measure the plans of a source on several streams, unless its bounds say that they cannot pay."""
-        target, name = self._target, f"{one.source.name}, several streams"
+        target, name = self._target, f"{single.source.name}, several streams"
         assert self._best is not None
-        if not any(may_have_streams(p.facts, self._options, target.device) for p in one.programs.values()):
+        if not any(may_have_streams(p.facts, self._options, target.device) for p in single.programs.values()):
             return
-        path_us = whole_us(target, {role: p.facts.critical_path_us or 0.0 for role, p in one.programs.items()})
+        path_us = whole_us(target, {role: p.facts.critical_path_us or 0.0 for role, p in single.programs.items()})
         if path_us * _HOPELESS > self._best.replay_us:
-            faster = f"{self._best.candidate.name} takes {self._best.replay_us:.0f} us"
-            self._left_out(name, f"not tried: the critical path alone takes {path_us:.0f} us, and {faster}")
+            faster = f"{self._best.row.name} takes {self._best.replay_us:.0f} us"
+            reason = f"not tried: the critical path alone takes {path_us:.0f} us, and {faster}"
+            self.candidates.append(left_out(name, reason))
             return
-        for programs in self._on_several_streams(one, name):
-            if not self._spent(name_of(one.source, programs), most_streams(programs)):
-                self._measure(one.source, programs, single=one)
+        for programs in self._programs_on_several_streams(single, name):
+            if not self._out_of_time(name_of(single.source, programs), most_streams(programs)):
+                self._measure(single.source, programs, single=single)
 
-    def _on_several_streams(self, one: Found, name: str) -> list[Programs]:
+    def _programs_on_several_streams(self, single: MeasuredCandidate, name: str) -> list[Programs]:
         """The plans to try for a source that works on one stream: each plan of its program or, if captures take long,
         the fastest plans of its programs.
         """
         target = self._target
         try:
             with self.clock.time("record"):
-                target.use(one.source)
+                target.use(single.source)
             if target.captures_take_long:
-                programs = self._fastest_plans(one, name)
+                programs = self._fastest_plans(single, name)
                 return [programs] if programs is not None else []
-            ((role, single),) = one.programs.items()
-            return [{role: planned} for planned in self._plans(single, name)]
+            ((role, program),) = single.programs.items()
+            return [{role: planned} for planned in self._plans(program, name)]
         except Exception as e:  # noqa: BLE001 - its row says it, and one stream works
             self.candidates.append(failed(name, e, target.device))
             return []
 
-    def _fastest_plans(self, one: Found, name: str) -> Programs | None:
+    def _fastest_plans(self, single: MeasuredCandidate, name: str) -> Programs | None:
         """For each program, the fastest of a few plans, timed alone. None if one stream is fastest for all programs."""
-        chosen: dict[Role, Planned] = {}
-        for role, single in one.programs.items():
-            chosen[role] = single
-            for planned in self._plans(single, name, few=True):
-                if self._spent(name):
+        chosen: dict[Role, PlannedProgram] = {}
+        for role, program in single.programs.items():
+            chosen[role] = program
+            for planned in self._plans(program, name, few=True):
+                if self._out_of_time(name):
                     break
                 with (
                     self.clock.time("measure"),
-                    self._target.alone(one.source, role, planned.recording, planned.plan) as replay,
+                    self._target.alone(single.source, role, planned.recording, planned.plan) as replay,
                 ):
                     replay_us = measure.time_us(replay, self._target.device)
                 if replay_us < chosen[role].replay_us * PAYS:
                     chosen[role] = replace(planned, replay_us=replay_us)
-        return None if chosen == one.programs else chosen
+        return None if chosen == single.programs else chosen
 
-    def _plans(self, single: Planned, name: str, *, few: bool = False) -> list[Planned]:
-        """The plans of a program on several streams that are worth trying."""
+    def _plans(self, program: PlannedProgram, name: str, *, few: bool = False) -> list[PlannedProgram]:
+        """A program with each of the plans on several streams that are worth trying."""
         with self.clock.time("plan"):
-            plans, why_not = plans_with_streams(single, self._options, self._target.device)
+            plans, why_not = plans_with_streams(program, self._options, self._target.device)
             if why_not is not None:
-                self._left_out(name, why_not)
+                self.candidates.append(left_out(name, why_not))
             if few:
-                plans = few_plans(single, plans)
-            program = single.recording.program
-            return [replace(single, plan=plan, facts=facts, memory=arena_plan(program, plan)) for plan, facts in plans]
+                plans = few_plans(program, plans)
+            return [with_plan(program, plan, facts) for plan, facts in plans]
 
     def _measure(
-        self, source: Source, programs: Programs, *, must: bool = False, single: Found | None = None
-    ) -> Found | None:
+        self, source: Source, programs: Programs, *, required: bool = False, single: MeasuredCandidate | None = None
+    ) -> MeasuredCandidate | None:
         """Capture, check and time one candidate. It becomes the best if it costs less than all earlier ones.
 
         With several streams, it must also cost clearly less than `single`, the same source on one stream.
         """
         name, target = name_of(source, programs), self._target
         streams = most_streams(programs)
-        self._told(name)
-        if self._too_large(name, programs, must=must):
+        self._say(name)
+        if self._too_large(name, programs, required=required):
             return None
         try:
             with self.clock.time("capture"):
                 captured = target.capture(source, programs)
             try:
-                error, failure = self._checked(captured, must=must)
+                error, failure = self._checked(captured, required=required)
                 with self.clock.time("measure"):
                     times_us = captured.times_us()
                 nbytes = captured.bytes
             finally:
                 captured.close()
         except Exception as e:
-            if must:
+            if required:
                 raise
             self.candidates.append(failed(name, e, target.device, streams=streams))
             return None
-        over = self._over(nbytes)
-        if must and over is not None:
+        over = self._over_limit(nbytes)
+        if required and over is not None:
             raise OutOfMemory(f"{name}: {over}")
         replay_us = whole_us(target, times_us)
-        found = Found(
-            candidate=Candidate(
+        measured = MeasuredCandidate(
+            row=Candidate(
                 name=name,
                 replay_us=replay_us,
                 records_per_s=target.records / replay_us * 1e6,
@@ -279,37 +293,37 @@ class Search:
             failure=failure,
             available_bytes=target.available_bytes,
         )
-        self.candidates.append(found.candidate)
-        return self._judged(found, single) if over is None or failure is not None else None
+        self.candidates.append(measured.row)
+        return self._ranked(measured, single) if over is None or failure is not None else None
 
-    def _checked(self, captured: Captured, *, must: bool) -> tuple[float | None, str | None]:
+    def _checked(self, captured: Captured, *, required: bool) -> tuple[float | None, str | None]:
         """The relative norm against eager, and the reason if it is too large."""
         try:
             with self.clock.time("check"):
                 return captured.check(thorough=not self.passed and self._refused is None), None
         except CheckFailed as e:
-            if must and self._target.must_agree:
+            if required and self._target.must_agree:
                 raise
             return e.error, str(e)
 
-    def _judged(self, found: Found, single: Found | None) -> Found:
-        """Note whether a candidate is usable, and whether it is the best so far."""
-        if found.failure is not None:
-            self._refused = self._refused or found
-            return found
-        self.passed.append(found)
-        pays = single is None or found.cost <= single.cost * PAYS
-        if pays and (self._best is None or found.cost < self._best.cost):
-            self._best = found
-        return found
+    def _ranked(self, measured: MeasuredCandidate, single: MeasuredCandidate | None) -> MeasuredCandidate:
+        """The same candidate, noted as refused or passed, and as the best if it is the best so far."""
+        if measured.failure is not None:
+            self._refused = self._refused or measured
+            return measured
+        self.passed.append(measured)
+        pays = single is None or measured.cost <= single.cost * PAYS
+        if pays and (self._best is None or measured.cost < self._best.cost):
+            self._best = measured
+        return measured
 
-    def _over(self, nbytes: int) -> str | None:
+    def _over_limit(self, nbytes: int) -> str | None:
         limit = self._options.memory_bytes
         if limit is None or nbytes <= limit:
             return None
         return f"needs {nbytes} bytes, more than the {limit} that it may use"
 
-    def _too_large(self, name: str, programs: Programs, *, must: bool) -> bool:
+    def _too_large(self, name: str, programs: Programs, *, required: bool) -> bool:
         """Whether plans need more memory than they may use. Raises OutOfMemory for a candidate that must work."""
         limit, device = self._options.memory_bytes, self._target.device
         if limit is None:
@@ -320,30 +334,15 @@ class Search:
         workspaces = sum(workspace_bytes(p.recording.program, p.plan, device) for p in programs.values())
         products = f", {workspaces} of them as workspaces of matrix products" if workspaces else ""
         reason = f"its memory plan needs {planned} bytes{products}, more than the {limit} that it may use"
-        if must:
+        if required:
             raise OutOfMemory(f"{name}: {reason}")
         self.candidates.append(left_out(name, f"not captured: {reason}", streams=most_streams(programs)))
         return True
 
-    def _spent(self, name: str, streams: int | None = None) -> bool:
+    def _out_of_time(self, name: str, streams: int | None = None) -> bool:
         """Whether the time is used up. If so, adds a row for this candidate that says so."""
         if time.monotonic() <= self._deadline:
             return False
         reason = f"not tried: the budget of {self._options.budget_s:.0f} s was used up"
         self.candidates.append(left_out(name, reason, streams=streams))
         return True
-
-    def _left_out(self, name: str, reason: str) -> None:
-        self.candidates.append(left_out(name, reason))
-
-
-def _on_one_stream(recording: Recording) -> Planned:
-    analysis = Analysis.of(recording.program)
-    plan, facts = analysis.single_stream()
-    memory = arena_plan(recording.program, plan)
-    return Planned(recording=recording, analysis=analysis, plan=plan, memory=memory, facts=facts, durations_us=())
-
-
-def _on_streams(single: Planned, streams: int) -> Planned:
-    plan, facts = single.analysis.plan(durations_us=single.durations_us, max_streams=streams)
-    return replace(single, plan=plan, facts=facts, memory=arena_plan(single.recording.program, plan))

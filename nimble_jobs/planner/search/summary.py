@@ -13,7 +13,7 @@ from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.lookup.siblings import Precedent
 from nimble_jobs.planner.lookup.stored import Storable
-from nimble_jobs.planner.search.candidate import PAYS, Found, left_out
+from nimble_jobs.planner.search.candidate import PAYS, MeasuredCandidate, left_out
 from nimble_jobs.planner.search.contest import Contest
 from nimble_jobs.schedule import Candidate, Schedule
 
@@ -22,7 +22,7 @@ from nimble_jobs.schedule import Candidate, Schedule
 class Summary:
     """What the schedules of a target's programs share."""
 
-    found: Found
+    winner: MeasuredCandidate
     contest: Contest | None  # with eager; None if eager could not win, or was slower beyond doubt
     candidates: tuple[Candidate, ...]  # everything that was tried, with eager in front and the winner marked
     tolerance: float
@@ -43,9 +43,9 @@ class Summary:
         self, role: Role, parts: Mapping[str, str], key: str, *, eager_us: float, failure: str | None = None
     ) -> Storable:
         """The schedule of one program, with what must be stored beside it. `failure`: why it must not be used."""
-        found, planned, contest = self.found, self.found.programs[role], self.contest
+        winner, planned, contest = self.winner, self.winner.programs[role], self.contest
         compiled, binaries = pack(planned.recording.kernels) or ((), b"")
-        timed_in_turns = contest is not None and role is self.contested and found.in_flight == 1
+        timed_in_turns = contest is not None and role is self.contested and winner.in_flight == 1
         schedule = Schedule(
             key=key,
             program=planned.recording.program,
@@ -54,14 +54,14 @@ class Summary:
             offsets=planned.memory.offsets,
             arena_bytes=planned.memory.peak_bytes,
             durations_us=planned.durations_us,
-            kernels=found.source.kernels,
-            layout=found.source.layout,
-            folded=found.source.folded,
-            merged=found.source.merged,
-            without=tuple(sorted(found.source.without)),
+            kernels=winner.source.kernels,
+            layout=winner.source.layout,
+            folded=winner.source.folded,
+            merged=winner.source.merged,
+            without=tuple(sorted(winner.source.without)),
             compiled=compiled,
             binaries=hashlib.sha256(binaries).hexdigest() if binaries else None,
-            in_flight=found.in_flight,
+            in_flight=winner.in_flight,
             candidates=self.candidates,
             runs="eager" if self.stays_eager else "schedule",
             noise=contest.noise if contest is not None else None,
@@ -82,7 +82,7 @@ class Summary:
 
 def table(
     tried: Sequence[Candidate],
-    found: Found,
+    winner: MeasuredCandidate,
     *,
     eager_us: float,
     records: int,
@@ -94,13 +94,13 @@ def table(
     """Everything that was tried, with eager in front and the winner marked. `many`: the choice was made by records a
     second. `precedent`: whose choice was taken over, so what was left out there is listed too.
     """
-    winner = found.candidate
+    row = winner.row
     stays_eager = contest is not None and contest.eager_wins
     said = "the reference"
     if failure is not None:
         said += "; runs because no candidate passed its check"
     elif contest is not None and stays_eager:
-        said += f"; {contest.over(winner.name)}"
+        said += f"; {contest.over(row.name)}"
     eager = Candidate(
         name="eager",
         replay_us=eager_us,
@@ -110,15 +110,15 @@ def table(
         chosen=failure is not None or stays_eager,
         reason=said,
     )
-    weighed = " for its memory" if found.available_bytes else ""
+    weighed = " for its memory" if winner.available_bytes else ""
     won = "the most records a second" if many else f"the least time{weighed}"
     won += " of the candidates that passed their check"
     if precedent is not None:
         won = f"the candidate that was chosen for {precedent.words}, and passed its check here too"
     rows = [
         replace(c, chosen=not stays_eager, reason=f"{won}; slower than eager" if stays_eager else won)
-        if c == winner and failure is None
-        else replace(c, reason=c.reason or _why_not(c, winner, many=many))
+        if c == row and failure is None
+        else replace(c, reason=c.reason or _why_not(c, row, many=many))
         for c in tried
     ]
     return (eager, *rows, *(_not_repeated(precedent, {c.name for c in rows}) if precedent is not None else ()))

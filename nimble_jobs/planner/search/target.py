@@ -22,7 +22,7 @@ from nimble_jobs.schedule import GraphFacts, Plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlannedProgram:
     """One program of a candidate, with everything that it takes to capture it."""
 
     recording: Recording
@@ -34,7 +34,7 @@ class Planned:
     replay_us: float = 0.0  # once it was measured
 
 
-Programs = Mapping[Role, Planned]
+Programs = Mapping[Role, PlannedProgram]
 
 
 class Captured(Protocol):

@@ -15,11 +15,11 @@ from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemor
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import check_seed, default_tolerance_of, program_parts
-from nimble_jobs.planner.lookup.obtain import Fresh
+from nimble_jobs.planner.lookup.obtain import BuildResult
 from nimble_jobs.planner.lookup.stored import Storable
 from nimble_jobs.planner.module.refusals import refusing_to_prepare, watch_steps
 from nimble_jobs.planner.module.restoring import Places, restoring_state
-from nimble_jobs.planner.search.candidate import Found
+from nimble_jobs.planner.search.candidate import MeasuredCandidate
 from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
 from nimble_jobs.planner.search.search import Search
 from nimble_jobs.planner.search.summary import Summary, table
@@ -138,7 +138,9 @@ def prepare_step(request: StepRequest, *, device: torch.device) -> TrainingStep:
     return build_step(request, device=device, parts={}, report=lambda **_: None).value
 
 
-def build_step(request: StepRequest, *, device: torch.device, parts: Parts, report: Report) -> Fresh[TrainingStep]:
+def build_step(
+    request: StepRequest, *, device: torch.device, parts: Parts, report: Report
+) -> BuildResult[TrainingStep]:
     """The fastest checked step of `request.module`, which lies on `device`.
 
     `parts` are the parts of its key, or empty if it is not to be stored. Weights, statistics and random states keep
@@ -154,7 +156,7 @@ def build_step(request: StepRequest, *, device: torch.device, parts: Parts, repo
         raise
     except (EngineError, CheckFailed) as e:
         eager.fallback = str(e)
-        return Fresh(value=eager, storables=(), close=eager.close)
+        return BuildResult(value=eager, storables=(), close=eager.close)
 
 
 class _Build:
@@ -165,10 +167,10 @@ class _Build:
         self._parts = parts
         self._seed = check_seed(parts)
         self._target = StepTarget(live, seed=self._seed)
-        self._search = Search(self._target, live.request.options, told=lambda _: report(phase="build"))
+        self._search = Search(self._target, live.request.options, say=lambda _: report(phase="build"))
         self._start = time.perf_counter()
 
-    def run(self) -> Fresh[TrainingStep]:
+    def run(self) -> BuildResult[TrainingStep]:
         """Search, choose between the winner and eager, and capture the choice. Raises EngineError."""
         live, device = self._live, self._live.device
         with restoring_state(live.eager.arithmetic.objective, device), torch.inference_mode(False):
@@ -176,12 +178,12 @@ class _Build:
                 live.refuse_what_replays_leave_out()
                 eager_us = _eager_us(live)
                 with refusing_to_prepare(device, live.in_eager):
-                    found = self._search.run(only_first=live.request.only is not None)
+                    winner = self._search.run(only_first=live.request.only is not None)
                     devices.release_free_memory(device)  # what the other candidates left behind
-                    captured = self._target.capture(found.source, found.programs)
+                    captured = self._target.capture(winner.source, winner.programs)
                     try:
                         live.check(captured.instances, seed=self._seed)
-                        contest = self._against_eager(found, captured.instances[Role.UPDATE], eager_us)
+                        contest = self._against_eager(winner, captured.instances[Role.UPDATE], eager_us)
                     except BaseException:
                         captured.close()
                         raise
@@ -193,23 +195,23 @@ class _Build:
             except BaseException:
                 live.use("given")
                 raise
-        storables = self._storables(found, contest, eager_us, memories)
+        storables = self._storables(winner, contest, eager_us, memories)
         schedules = {role: storable.schedule for role, storable in storables.items()}
         step: TrainingStep
         if stays_eager:
             live.eager.instead_of(schedules)
             step = live.eager
         else:
-            programs = {role: (each.recording, each.plan, each.memory) for role, each in found.programs.items()}
+            programs = {role: (each.recording, each.plan, each.memory) for role, each in winner.programs.items()}
             step = CapturedStep(live, captured.instances, schedules, programs)
-        return Fresh(value=step, storables=tuple(storables.values()), close=step.close)
+        return BuildResult(value=step, storables=tuple(storables.values()), close=step.close)
 
-    def _against_eager(self, found: Found, instance: Instance, eager_us: float) -> Contest | None:
+    def _against_eager(self, winner: MeasuredCandidate, instance: Instance, eager_us: float) -> Contest | None:
         """An update in eager and replayed, timed in turns; None if the replay is faster beyond doubt, or eager may not
         win: a training goes on with the source that it began with.
         """
         live = self._live
-        replay_us = found.programs[Role.UPDATE].replay_us
+        replay_us = winner.programs[Role.UPDATE].replay_us
         if live.request.only is not None or not worth_a_contest(replay_us, eager_us, live.request.options):
             return None
         try:
@@ -218,29 +220,29 @@ class _Build:
                 instance.replay,
                 live.device,
                 eager_us=eager_us,
-                as_given=found.source.layout == "given",
+                as_given=winner.source.layout == "given",
             )
         finally:
             live.restore()
 
     def _storables(
-        self, found: Found, contest: Contest | None, eager_us: float, memories: Mapping[Role, int]
+        self, winner: MeasuredCandidate, contest: Contest | None, eager_us: float, memories: Mapping[Role, int]
     ) -> dict[Role, Storable]:
         request = self._live.request
         eager_us = eager_us if contest is None else contest.eager_us
         summary = Summary(
-            found=found,
+            winner=winner,
             contest=contest,
             contested=Role.UPDATE,
             candidates=table(
                 self._search.candidates,
-                found,
+                winner,
                 eager_us=request.accumulate * eager_us,
                 records=self._target.records,
                 contest=contest,
             ),
             tolerance=self._live.tolerance,
-            error=found.error,
+            error=winner.error,
             device=self._live.device,
             build_s=(time.perf_counter() - self._start) / len(memories),
             stages=self._search.clock.stages,

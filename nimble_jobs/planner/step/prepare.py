@@ -17,7 +17,7 @@ from nimble_jobs.job import Hit
 from nimble_jobs.planner.forward.restore import recording_of, source_of
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import check_seed, program_key
-from nimble_jobs.planner.lookup.obtain import Fresh, OnMiss, Waiting, obtain, touch, use_stored
+from nimble_jobs.planner.lookup.obtain import BuildResult, OnMiss, Waiting, obtain, touch, use_stored
 from nimble_jobs.planner.lookup.stored import Material, Miss, Refused, Taken, read_stored
 from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.sources.source import Source
@@ -61,7 +61,7 @@ def prepare_stored_step(
     """
     key = program_key(parts, Role.UPDATE)
 
-    def build() -> Fresh[TrainingStep]:
+    def build() -> BuildResult[TrainingStep]:
         with around():
             return build_step(request, device=device, parts=parts, report=report)
 

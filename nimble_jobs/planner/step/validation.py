@@ -12,13 +12,13 @@ from torch import nn
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.job import Hit
 from nimble_jobs.models.packed import packed_in
-from nimble_jobs.planner.forward.build import Built, build_best, fresh
+from nimble_jobs.planner.forward.build import Built, build_best, build_result
 from nimble_jobs.planner.forward.calls import observe_calls
 from nimble_jobs.planner.forward.restore import Restored, check_loaded, restore
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.step import seed_of
-from nimble_jobs.planner.lookup.obtain import Fresh, OnMiss, Waiting, obtain, use_stored
+from nimble_jobs.planner.lookup.obtain import BuildResult, OnMiss, Waiting, obtain, use_stored
 from nimble_jobs.planner.lookup.stored import Material, Miss, Refused, Taken, read_stored
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.schedule import Schedule
@@ -47,7 +47,7 @@ def prepare_forward(
     store: Store,
     on_miss: OnMiss,
     check_code: Callable[[], None] = lambda: None,
-    told: Callable[[str], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
     waiting: Waiting = lambda _: None,
     around: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> PreparedForward:
@@ -65,10 +65,10 @@ def prepare_forward(
             return stored
         return use_stored({key: stored.value}, lambda: _restored(module, x, stored.value, keep_integers), store)
 
-    def build() -> Fresh[Built | Restored]:
+    def build() -> BuildResult[Built | Restored]:
         with around():
-            built = build_best(module, {"x": x}, key, options, x.device, keep_integers=keep_integers, told=told)
-        return fresh(built, parts, built)
+            built = build_best(module, {"x": x}, key, options, x.device, keep_integers=keep_integers, say=say)
+        return build_result(built, parts, built)
 
     found = obtain(
         key,

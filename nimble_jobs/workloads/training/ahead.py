@@ -13,7 +13,7 @@ from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.collectives import rehearsing
 from nimble_jobs.errors import OutOfMemory
-from nimble_jobs.planner.jobs.ahead import WAITING, Ahead, Answer, Told, look_up_parts, reporter
+from nimble_jobs.planner.jobs.ahead import WAITING, Ahead, Answer, Say, look_up_parts, reporter
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.step import code_parts, forward_parts, program_parts, step_parts
 from nimble_jobs.planner.keys.switches import as_in_training
@@ -44,7 +44,7 @@ def why(spec: JobSpec, *, store: Store) -> Why:
 
 
 def explain(
-    spec: JobSpec, *, store: Store, build: bool, allowed_python: tuple[Path, ...] = (), told: Told = lambda _: None
+    spec: JobSpec, *, store: Store, build: bool, allowed_python: tuple[Path, ...] = (), say: Say = lambda _: None
 ) -> dict[Role, Answer]:
     """The schedules of the step's programs; the one that updates the weights comes first.
 
@@ -53,7 +53,7 @@ def explain(
     answers = {role: look_up_parts(parts, store=store) for role, parts in _asked(spec)[0].items()}
     if not build or all(answer.schedule is not None for answer in answers.values()):
         return answers
-    prepared, _, _ = _prepare(spec, store, allowed_python, told)
+    prepared, _, _ = _prepare(spec, store, allowed_python, say)
     return built_now(answers, prepared)
 
 
@@ -63,7 +63,7 @@ def build(
     store: Store,
     batch_sizes: Sequence[int] = (),
     allowed_python: tuple[Path, ...] = (),
-    told: Told = lambda _: None,
+    say: Say = lambda _: None,
 ) -> Iterator[Ahead]:
     """Build the schedules of a step, and of its validations if they are replayed, for one batch size after the other.
 
@@ -72,7 +72,7 @@ def build(
     """
     for size in batch_sizes or (spec.input.batch_size,):
         sized = spec.model_copy(update={"input": spec.input.model_copy(update={"batch_size": size})})
-        prepared, validation, shape = _prepare(sized, store, allowed_python, told, validations=True)
+        prepared, validation, shape = _prepare(sized, store, allowed_python, say, validations=True)
         yield stored(prepared, shape)
         if validation is not None:
             yield Ahead.of(
@@ -120,16 +120,16 @@ def stored(prepared: PreparedStep, shape: str) -> Ahead:
     )
 
 
-def building(store: Store, told: Told) -> Means:
+def building(store: Store, say: Say) -> Means:
     """Means that build what is not stored, and say in words what they do. The model is loaded next."""
-    report = reporter(told)
+    report = reporter(say)
     report(phase="load")
     return Means(
         store=store,
         on_miss="build",
         report=report,
-        trying=lambda candidate: told(f"validations: trying {candidate}"),
-        waiting=lambda _: told(WAITING),
+        trying=lambda candidate: say(f"validations: trying {candidate}"),
+        waiting=lambda _: say(WAITING),
     )
 
 
@@ -155,7 +155,7 @@ def _replays_validations(spec: JobSpec) -> bool:
 
 
 def _prepare(
-    spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], told: Told, *, validations: bool = False
+    spec: JobSpec, store: Store, allowed_python: tuple[Path, ...], say: Say, *, validations: bool = False
 ) -> tuple[PreparedStep, PreparedForward | None, str]:
     """Load or build the step and, with `validations`, what they replay, and close both; third, the step's input.
 
@@ -163,7 +163,7 @@ def _prepare(
     """
     device, train = devices.resolve(spec.run.device), spec.train
     assert train is not None
-    means, validation = building(store, told), None
+    means, validation = building(store, say), None
     try:
         with (
             setup.cores_shared(spec, device),

@@ -12,7 +12,7 @@ import torch
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import DataError, OutOfMemory
-from nimble_jobs.planner.jobs.ahead import Ahead, Answer, Told, look_up_parts
+from nimble_jobs.planner.jobs.ahead import Ahead, Answer, Say, look_up_parts
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.planner.lookup.why import Why, why_of
@@ -35,7 +35,7 @@ def why(spec: JobSpec, *, store: Store, allowed_python: tuple[Path, ...] = ()) -
 
 
 def explain(
-    spec: JobSpec, *, store: Store, build: bool, allowed_python: tuple[Path, ...], told: Told
+    spec: JobSpec, *, store: Store, build: bool, allowed_python: tuple[Path, ...], say: Say
 ) -> tuple[dict[Role, Answer], list[dict[str, Any]]]:
     """The programs of the bucket with the most tokens in a batch, and a line for each bucket. If one is missing and
     `build` is set, all are built and stored. Raises ModelError, DataError, OutOfMemory.
@@ -45,15 +45,15 @@ def explain(
             {role: look_up_parts(parts, store=store) for role, parts in _programs(each).items()} for each in ready.each
         ]
         if build and any(answer.schedule is None for one in found for answer in one.values()):
-            found = [built_now(one, step) for one, step in zip(found, _steps(ready, store, told), strict=True)]
+            found = [built_now(one, step) for one, step in zip(found, _steps(ready, store, say), strict=True)]
         buckets = [_line(each, one[Role.UPDATE]) for each, one in zip(ready.each, found, strict=True)]
     return found[0], sorted(buckets, key=lambda bucket: bucket["length"])
 
 
-def build(spec: JobSpec, *, store: Store, allowed_python: tuple[Path, ...], told: Told) -> Iterator[Ahead]:
+def build(spec: JobSpec, *, store: Store, allowed_python: tuple[Path, ...], say: Say) -> Iterator[Ahead]:
     """Build the step of each bucket. Counts as a use, hit or miss, as a job's would. Raises what `explain` raises."""
     with _set_up(spec, allowed_python) as ready:
-        for each, prepared in zip(ready.each, _steps(ready, store, told), strict=True):
+        for each, prepared in zip(ready.each, _steps(ready, store, say), strict=True):
             yield stored(prepared, each.parts["input"])
 
 
@@ -82,9 +82,9 @@ def _programs(ready: Setup) -> dict[Role, dict[str, str]]:
     return programs(ready.parts, ready.spec.train)
 
 
-def _steps(ready: Setup, store: Store, told: Told) -> list[PreparedStep]:
+def _steps(ready: Setup, store: Store, say: Say) -> list[PreparedStep]:
     """The steps of all buckets, stored or built now; they are closed, and what they hold of their schedules stays."""
-    steps = prepare_steps(ready, building(store, told), began_with=())
+    steps = prepare_steps(ready, building(store, say), began_with=())
     with closing(as_one(steps)):
         return steps
 

@@ -113,7 +113,7 @@ def replay_validations(forward: Forward, setup: Setup, step: TrainingStep, means
             store=means.store,
             on_miss=on_miss or by_spec(means.on_miss, "for validations, "),
             check_code=setup.check_code,
-            told=means.trying,
+            say=means.trying,
             waiting=means.waiting,
             around=partial(means.around, "the forward pass of validations" + _texts(setup)),
         ),
