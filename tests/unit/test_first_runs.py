@@ -19,7 +19,7 @@ from nimble_jobs.payback import Decision, Plan
 from nimble_jobs.planner import Builders, Request, Siblings
 from nimble_jobs.planner.jobs import first_run
 from nimble_jobs.planner.jobs.ahead import build_ahead
-from nimble_jobs.planner.jobs.background import order_of, request_of
+from nimble_jobs.planner.jobs.background import order_of, request_of_order
 from nimble_jobs.planner.jobs.prepared import FirstRun, Prepared, Progress
 from nimble_jobs.store import Store, WantedState, open_store
 from nimble_jobs.store.home import resolve
@@ -59,7 +59,7 @@ class Later(Builders):
         self.said: list[str] = []
 
     def start(self, key: str, request: Request, device: torch.device, **_: Any) -> None:
-        self.wanted[key] = request_of(order_of(key, request, device))
+        self.wanted[key] = request_of_order(order_of(key, request, device))
 
     def running(self, key: str) -> bool:
         if key not in self.wanted:
@@ -201,7 +201,7 @@ def test_a_worker_keeps_the_model(store: Store, tmp_path: Path) -> None:
     assert list(station.residents._values.values()) == [kept]
     assert np.array_equal(output(tmp_path), expected)
     (wanted,) = store.wanted.list()
-    build_ahead(request_of(wanted.request), device=CPU, store=store)
+    build_ahead(request_of_order(wanted.request), device=CPU, store=store)
     third = run(store, tmp_path, station, foreground=False)
     assert (third.schedule["key"], third.schedule["hit"], third.schedule["runs"]) == (
         first.schedule["key"],
@@ -277,7 +277,7 @@ def test_a_build_that_failed_is_not_tried_again(store: Store, tmp_path: Path, mo
         "again, run: nimble-jobs cache build SPEC"
     )
     assert said(store, second)[-1].endswith(failed)
-    build_ahead(request_of(wanted.request), device=CPU, store=store)
+    build_ahead(request_of_order(wanted.request), device=CPU, store=store)
     assert run(store, tmp_path, station_of(store, builders)).schedule["hit"] == "stored"
 
 
@@ -315,7 +315,7 @@ def test_a_schedule_that_somebody_else_stores(store: Store, tmp_path: Path, monk
         asked.append(key)
         if len(asked) == 3:
             (wanted,) = store.wanted.list()
-            build_ahead(request_of(wanted.request), device=CPU, store=store)
+            build_ahead(request_of_order(wanted.request), device=CPU, store=store)
         return ready(key)
 
     monkeypatch.setattr(store.schedules, "ready", stored_soon)

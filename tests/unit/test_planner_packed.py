@@ -17,8 +17,7 @@ from nimble_jobs.errors import ModelError
 from nimble_jobs.job import Hit
 from nimble_jobs.packing import Layout, Part, text_layout
 from nimble_jobs.planner import Request, prepare, schedule_key
-from nimble_jobs.planner.jobs.background import order_of
-from nimble_jobs.planner.jobs.background import request_of as request_of_order
+from nimble_jobs.planner.jobs.background import order_of, request_of_order
 from nimble_jobs.planner.jobs.loaded import build_module
 from nimble_jobs.planner.jobs.replay import replay, request_of
 from nimble_jobs.planner.keys.request import key_parts

@@ -16,8 +16,7 @@ from nimble_jobs.models.build import build
 from nimble_jobs.models.pooled import Pooled
 from nimble_jobs.packing import Layout, Part, text_layout
 from nimble_jobs.planner import Request, prepare
-from nimble_jobs.planner.jobs.background import order_of
-from nimble_jobs.planner.jobs.background import request_of as request_of_order
+from nimble_jobs.planner.jobs.background import order_of, request_of_order
 from nimble_jobs.planner.jobs.replay import request_of
 from nimble_jobs.planner.keys.request import key_parts
 from nimble_jobs.planner.lookup.stored import Taken, read_stored

@@ -22,7 +22,7 @@ from nimble_jobs.errors import CheckFailed, OutOfMemory
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.planner import Builders, Request, key_parts, schedule_key
 from nimble_jobs.planner.jobs.ahead import build_ahead
-from nimble_jobs.planner.jobs.background import order_of, request_of
+from nimble_jobs.planner.jobs.background import order_of, request_of_order
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import Miss, Store, WantedState, open_store
 from nimble_jobs.store.home import resolve
@@ -47,7 +47,7 @@ class Slow(Builders):
         self.asked = 0
 
     def start(self, key: str, request: Request, device: torch.device) -> None:
-        self._wanted[key] = request_of(order_of(key, request, device))
+        self._wanted[key] = request_of_order(order_of(key, request, device))
 
     def running(self, key: str) -> bool:
         self.asked += 1
@@ -296,5 +296,5 @@ def test_an_order_loses_nothing(
     schedule = ScheduleSpec(streams=streams, tolerance=tolerance, progressive=True)
     model = ModelSpec(source="torchvision:resnet18", args=args, weights="/w.pt", seed=3, dtype="bf16")
     request = Request(model=model, shape=shape, schedule=schedule, allowed_python=(Path("/a"),), **given_fields)
-    found = request_of(json.loads(json.dumps(order_of("k", request, CPU))))
+    found = request_of_order(json.loads(json.dumps(order_of("k", request, CPU))))
     assert found == replace(request, schedule=schedule.model_copy(update={"progressive": False}))

@@ -48,7 +48,7 @@ class Builders:
         """`start` by what `order_of` gave."""
         if self.running(key):
             return
-        self._forget(key)
+        self.end(key)
         environment = os.environ | ({"TORCHINDUCTOR_COMPILE_THREADS": str(threads)} if threads else {})
         process = subprocess.Popen(  # noqa: S603  # ours
             self._command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
@@ -63,21 +63,21 @@ class Builders:
         return process is not None and process.poll() is None
 
     def alone(self, key: str, *, ends_at_once: bool) -> None:
-        """The job beside which a key is built has ended: its builder may have the device. `stop` ends it, if so."""
+        """Tell the builder of a key that the job beside it has ended. With `ends_at_once`, `stop` ends the build."""
         if self.running(key):
             self._say(self._started[key], ALONE)
             if ends_at_once:
                 self._ends_at_once.add(key)
 
     def idle(self, key: str) -> None:
-        """A build of this key is for idle times: `stop` ends it."""
+        """Mark the build of a key as one for idle times, which `stop` ends."""
         self._ends_at_once.add(key)
 
     def stop(self) -> list[str]:
-        """End what is built only while there is no job. Returns the keys of those that had not ended."""
+        """End the builds that must end when a job comes. Returns the keys of those that still ran."""
         ended = [key for key in sorted(self._ends_at_once) if self.running(key)]
         for key in sorted(self._ends_at_once):
-            self._forget(key)
+            self.end(key)
         return ended
 
     @property
@@ -91,26 +91,23 @@ class Builders:
         return process is not None and bool(process.poll())
 
     def may_try_again(self, key: str) -> bool:
-        """Whether a build that gave up may succeed another time: it said so, or was killed."""
+        """Whether a build that gave up may succeed if it is repeated: it said so, or was killed."""
         process = self._started.get(key)
         code = process.poll() if process is not None else None
         return code is not None and (code == TRY_AGAIN or code < 0)
 
-    def end(self, key: str) -> None:
-        """End the build of a key, if it runs."""
-        self._forget(key)
-
     def close(self) -> None:
         """End what still runs. Nothing of it is stored, and nobody waits for it."""
         for key in list(self._started):
-            self._forget(key)
+            self.end(key)
 
     def _say(self, process: subprocess.Popen[bytes], line: bytes) -> None:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once: it is not running, and the job will say so
             process.stdin.write(line)
 
-    def _forget(self, key: str) -> None:
+    def end(self, key: str) -> None:
+        """End the build of a key if it runs, and forget it."""
         self._ends_at_once.discard(key)
         process = self._started.pop(key, None)
         if process is not None:
@@ -121,11 +118,11 @@ class Builders:
 
 
 def order_of(key: str, request: Request, device: torch.device) -> dict[str, Any]:
-    """What a builder must be told, as JSON."""
+    """What a builder needs to know, as JSON-able values."""
     return {"key": key, "device": str(device), "threads": torch.get_num_threads(), **request.to_json()}
 
 
-def request_of(order: dict[str, Any]) -> Request:
-    """The request that an order was made of, to be built before anything runs."""
+def request_of_order(order: dict[str, Any]) -> Request:
+    """The request in an order, not progressive: the builder waits for the whole build."""
     request = Request.of_json(order)
     return replace(request, schedule=request.schedule.model_copy(update={"progressive": False}))

@@ -15,7 +15,7 @@ import torch
 from nimble_jobs.errors import NimbleError
 from nimble_jobs.payback import RESTS
 from nimble_jobs.planner.jobs.ahead import build_ahead
-from nimble_jobs.planner.jobs.background import ALONE, TRY_AGAIN, request_of
+from nimble_jobs.planner.jobs.background import ALONE, TRY_AGAIN, request_of_order
 from nimble_jobs.planner.keys.request import key_parts, schedule_key
 from nimble_jobs.planner.search.clock import resting
 from nimble_jobs.store import open_store
@@ -34,7 +34,7 @@ def main() -> int:
     os.nice(_NICENESS)
     manners = Manners(beside=bool(order.get("beside")))
     threading.Thread(target=_listen, args=(manners,), daemon=True).start()
-    device, request = torch.device(order["device"]), request_of(order)
+    device, request = torch.device(order["device"]), request_of_order(order)
     torch.set_num_threads(order["threads"])
     try:
         key = schedule_key(key_parts(request, device))
