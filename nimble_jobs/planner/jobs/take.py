@@ -1,4 +1,4 @@
-"""A stored schedule into a loaded model: captured, and checked against eager."""
+"""Gives a loaded model its stored schedule: captured, and checked against eager."""
 
 from __future__ import annotations
 
@@ -89,48 +89,61 @@ def _disagrees(error: CheckFailed) -> Refused:
 
 
 def _capture(loaded: Loaded, material: Material) -> None:
-    """Capture a stored schedule and check it against eager.
+    """Capture a stored schedule and check it against eager, in the cheapest way that works.
 
-    The schedule was built by observing this code. So if its program writes none of the module's tensors, only the calls
-    that the check needs anyway are watched; if one leaves a trace, the module is observed as for a build. Siblings run
-    the same model, so only the first of them is watched, and another one if it cannot be loaded without.
+    The schedule was built by observing this code. So if its program writes none of the module's tensors, watching the
+    check's own calls is enough; only if one leaves a trace is the module observed as for a build. Siblings run the same
+    model, so after one of them left no traces, the others are not watched at all unless that fails.
     """
     _keep_apart(loaded, material.schedule)
     program, siblings = material.schedule.program, loaded.siblings
     example = {"x": example_of(loaded.request, loaded.module, loaded.device)}
     if not names_written(program, program.state):
-        if siblings is not None and siblings.steady:
-            snapshot, random = Snapshot(loaded.module), RandomStates(loaded.device)
-            unwatched = Observed(result=None, snapshot=snapshot, random=random, changing={})
-            try:
-                _restore(loaded, material, example, unwatched)
-            except (OutOfMemory, DeviceFault):
-                raise
-            except (CheckFailed, EngineError) as e:  # it may make something only for the sizes of this one
-                log.debug("watched after all: %s", e)
-            else:
-                return
-        watched = Watched(loaded.module, loaded.device)
-        try:
-            _restore(loaded, material, example, watched.observed, watched)
-        except (OutOfMemory, DeviceFault):
-            raise
-        except CheckFailed:
-            if not watched.left_traces:
-                raise
-        except EngineError as e:  # of its first call may come what the program reads
-            log.debug("observed after all: %s", e)
-        else:
+        if siblings is not None and siblings.steady and _captured_unwatched(loaded, material, example):
+            return
+        if _captured_watched(loaded, material, example):
             if siblings is not None:
                 siblings.steady = True
             return
-        watched.put_back()
     observed = observe_calls(loaded.module, example, loaded.device, keep_integers=False)
     _restore(loaded, material, example, observed)
 
 
+def _captured_unwatched(loaded: Loaded, material: Material, example: Mapping[str, torch.Tensor]) -> bool:
+    """Capture a schedule without watching what the check's calls do to the module; False if that fails."""
+    snapshot, random = Snapshot(loaded.module), RandomStates(loaded.device)
+    try:
+        _restore(loaded, material, example, Observed(result=None, snapshot=snapshot, random=random, changing={}))
+    except (OutOfMemory, DeviceFault):
+        raise
+    except (CheckFailed, EngineError) as e:  # the model may create something for each size of input
+        log.debug("watched after all: %s", e)
+        return False
+    return True
+
+
+def _captured_watched(loaded: Loaded, material: Material, example: Mapping[str, torch.Tensor]) -> bool:
+    """Capture a schedule while the check's calls are watched. If they leave traces, or the capture fails, the module is
+    put back, and the answer is False. Raises CheckFailed if it is wrong although they left none.
+    """
+    watched = Watched(loaded.module, loaded.device)
+    try:
+        _restore(loaded, material, example, watched.observed, watched)
+    except (OutOfMemory, DeviceFault):
+        raise
+    except CheckFailed:
+        if not watched.left_traces:
+            raise
+    except EngineError as e:  # the program may read what the module creates in its first call
+        log.debug("observed after all: %s", e)
+    else:
+        return True
+    watched.put_back()
+    return False
+
+
 def _keep_apart(loaded: Loaded, schedule: Schedule) -> None:
-    """Give a model weights of its own if its schedule lays them out in another way than those of its siblings."""
+    """Give a model its own weights if its schedule needs another layout than its siblings', who share theirs."""
     siblings = loaded.siblings
     if siblings is not None and source_of(schedule).layout != "given" and Variants(loaded.module).differ:
         siblings.members.discard(loaded)
@@ -145,7 +158,9 @@ def _restore(
     observed: Observed,
     watched: Watched | None = None,
 ) -> None:
-    """Raises CheckFailed, and EngineError if calls that were watched left traces; the module is then as it was."""
+    """Fill in `loaded` from the stored schedule. Raises CheckFailed, and EngineError if watched calls left traces; the
+    module is then as it was.
+    """
 
     def check(instances: Sequence[Instance]) -> None:
         check_loaded(
@@ -182,7 +197,7 @@ def _restore(
 
 
 def move(loaded: Loaded, store: Store, residents: Residents, report: Report) -> Taken[Loaded] | Miss | Refused:
-    """Close what runs, and load what is stored."""
+    """Release what the model runs now, and give it its stored schedule."""
     loaded.release()
     try:
         found = take_stored(loaded, store, residents, report)
