@@ -38,7 +38,7 @@ def build_new(loaded: Loaded, parts: Mapping[str, str], store: Store, report: Re
     try:
         built = build_schedule(loaded.module, loaded.request, loaded.key, loaded.device, say=say, precedent=precedent)
     except EngineError as e:
-        fallback = explain(loaded, e)
+        fallback = _note_failure(loaded, e)
         return Refused(reason=fallback, fallback=fallback)
     loaded.schedule = built.schedule
     if built.failure is None:
@@ -63,7 +63,7 @@ def build_apart(
 
 
 def check_code(request: Request, parts: Mapping[str, str]) -> None:
-    """The code that ran must be what the key names, whose parts were made before it ran. Raises ModelChanged."""
+    """Raises ModelChanged if the model's code is no longer what the key says, whose parts were made before it ran."""
     check_unchanged({n: v for n, v in parts.items() if n.startswith("model.")}, identity(request.model))
 
 
@@ -74,7 +74,7 @@ def build_quickly(loaded: Loaded) -> None:
     try:
         built = build_best(loaded.module, {"x": example}, loaded.key, _options(request, loaded), loaded.device)
     except EngineError as e:
-        explain(loaded, e)
+        _note_failure(loaded, e)
         return
     if built.failure is not None:
         loaded.fallback = built.failure
@@ -110,9 +110,9 @@ def capture_quickly(loaded: Loaded, eager_us: float) -> str | None:
     return None
 
 
-def explain(loaded: Loaded, error: EngineError) -> str:
-    """Note why there is no schedule, and return it. Raises the error again if the next attempt may have one because
-    the device is empty then.
+def _note_failure(loaded: Loaded, error: EngineError) -> str:
+    """Note and return why there is no schedule. Raises the error again if it may not come again once the device is
+    empty.
     """
     if isinstance(error, DeviceFault) or (isinstance(error, OutOfMemory) and loaded.request.memory_bytes is None):
         raise error

@@ -1,6 +1,4 @@
-"""A job that began without its schedule: it moves to the schedule once that is stored, and leaves its model to the next
-job.
-"""
+"""For jobs that begin without their schedule: move to it once it is stored, and leave the model to the next job."""
 
 from __future__ import annotations
 
@@ -19,40 +17,40 @@ from nimble_jobs.store import Store
 
 
 def leave(prepared: Sequence[Prepared], residents: Residents) -> None:
-    """A job has ended. Models that did without a schedule stay for the next job if they are as they were first, and are
-    closed otherwise.
+    """End a job. Its models that ran without a schedule are kept for the next job if they can be put back to what they
+    were before it, and closed otherwise.
     """
-    begun: dict[int, bool] = {}  # what several models share is put back once
+    done: dict[int, bool] = {}  # siblings share what they carry, which is put back once
     for one in prepared:
         loaded = one.loaded
         if one.progress in (None, Progress.MOVED):
             continue
-        if one.first_run is None or not _begun(loaded, begun):
+        if one.first_run is None or not _put_back_once(loaded, done):
             loaded.close()
             continue
         loaded.provisional = True
         keep_resident(loaded, residents)
 
 
-def _begun(loaded: Loaded, begun: dict[int, bool]) -> bool:
+def _put_back_once(loaded: Loaded, done: dict[int, bool]) -> bool:
     if loaded.instances or loaded.carried is None:
-        return loaded.begin()
+        return loaded.put_back()
     known = id(loaded.carried)
-    if known not in begun:
-        begun[known] = loaded.begin()
-    return begun[known]
+    if known not in done:
+        done[known] = loaded.put_back()
+    return done[known]
 
 
 def improve(
     prepared: Prepared, *, store: Store, residents: Residents, builders: Builders, report: Report = lambda **_: None
 ) -> Prepared:
-    """Move a progressive job to its better schedule, once its build has ended; until then, the same as was given.
+    """Move a progressive job to its better schedule once the build has ended; until then, return what was given.
 
-    To be called between two batches: what was captured is closed. Where the stored schedule cannot be used, what ran
-    before is captured anew, and `stays_because` says why. Raises OutOfMemory if not even that fits, DeviceFault.
+    Call it between two batches, because it closes what was captured. If the stored schedule cannot be used, what ran
+    before is captured again, and `stays_because` says why. Raises OutOfMemory if not even that fits, DeviceFault.
     """
     loaded = prepared.loaded
-    if builders.running(loaded.key):  # what it has on the device would not leave room, though all be stored
+    if builders.running(loaded.key):  # even if it has stored all, its device memory is not free yet
         return prepared
     if not store.schedules.ready(loaded.key):
         return replace(prepared, progress=Progress.STAYS)
@@ -78,12 +76,12 @@ def improve(
 def build_now(
     prepared: Prepared, *, store: Store, waiting: Waiting = lambda _: None, report: Report = lambda **_: None
 ) -> None:
-    """Build and store the schedule of a job that runs in eager, between two batches: it stands still meanwhile. See
-    `improve`, which then moves it. Raises ModelChanged, OutOfMemory, DeviceFault.
+    """Build and store the schedule of a job that runs in eager, between two of its batches. `improve` then moves the
+    job to it. Raises ModelChanged, OutOfMemory, DeviceFault.
     """
     assert prepared.first_run is not None
     parts, request = dict(prepared.first_run.parts), prepared.loaded.request
-    module = build_module(request, prepared.loaded.device)  # the job's own is not to be laid out otherwise
+    module = build_module(request, prepared.loaded.device)  # a build may change the layout of weights
     spare = Loaded(key=prepared.loaded.key, request=request, device=prepared.loaded.device, module=module)
     obtain(
         spare.key,

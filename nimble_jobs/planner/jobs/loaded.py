@@ -39,7 +39,7 @@ from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import parse_source
 
 T = TypeVar("T")
-Report = Callable[..., None]  # hears the phase of a preparation, and what is being tried
+Report = Callable[..., None]  # is given the phase of a preparation, and the candidate that is tried
 
 BUFFERS, _FEWEST_BUFFERS = 8, 6  # of the host: one is read, two wait, two are uploaded
 _BUFFER_BYTES = 2 << 30  # in all, unless the fewest buffers need more
@@ -78,25 +78,23 @@ class Residents(Protocol):
 class Siblings:
     """Models that share their weights on the device, and differ only in the packing of their batches.
 
-    No schedule of theirs may move the weights, because the graphs of the others read them.
+    No schedule of one may move the weights, because the graphs of the others read them.
     """
 
-    first: Packed | None = None  # of the first of them; None: not made yet
-    carried: Carried | None = None  # what its model was before its first batch
-    steady: bool = (
-        False  # whether calls of the first one's check, of a stored schedule, have left no traces in the model
-    )
-    # What replaces it in schedules with folded or merged weights, by these; so schedules share that too.
+    first: Packed | None = None  # the first one's module; None: not made yet
+    carried: Carried | None = None  # the shared model as it was before its first batch
+    steady: bool = False  # whether the check of a stored schedule was watched, and left no traces in the model
+    # Copies with folded or merged weights, by which of them are. Schedules that need the same copy share it.
     variants: weakref.WeakValueDictionary[Hashable, Packed] = field(default_factory=weakref.WeakValueDictionary)
     members: weakref.WeakSet[Loaded] = field(default_factory=weakref.WeakSet)
-    # What kernels without gaps, and what a call take of the time of a batch in eager on a GPU; None: not measured.
+    # Shares of a batch's time in eager on a GPU: of its kernels without gaps, and of the call. None: not measured.
     shares: tuple[float, float] | None = None
 
 
 @dataclass(kw_only=True, eq=False)
 class Loaded:
-    """A module on its device, with a captured schedule or, if there is none, the reason why it runs in eager. One
-    whose schedule says that eager is faster has neither.
+    """A module on its device, with a captured schedule or the reason why it runs in eager. It has neither if its
+    schedule says that eager is faster.
     """
 
     key: str
@@ -107,23 +105,23 @@ class Loaded:
     schedule: Schedule | None = None
     fallback: str | None = None
     spared: str | None = None  # why a stored schedule is not loaded for this job
-    limits: Limits | None = None  # of the whole numbers that it takes, once they were looked for
+    limits: Limits | None = None  # of the integers that it takes; None: not looked for yet
     observed: Observed | None = None  # what the module was before its first call
-    carried: Carried | None = None  # the same, of a module that runs in eager or may come to
-    provisional: bool = False  # kept from a job that did without a schedule, for the next one to go on from there
-    unschedulable: bool = False  # no schedule can hold what the model does, so there is none to wait for
-    siblings: Siblings | None = None  # with which it shares its weights
+    carried: Carried | None = None  # the same, for a module that runs in eager or may have to
+    provisional: bool = False  # an earlier job left it without a schedule; the next job may continue with it
+    unschedulable: bool = False  # no schedule can hold what the model does
+    siblings: Siblings | None = None  # who share its weights; None: nobody does
 
-    _counted: tuple[weakref.ref[nn.Module], int] | None = None  # the module whose state has so many bytes
+    _counted: tuple[weakref.ref[nn.Module], int] | None = None  # a module, and the bytes of its state
     _flight: Flight | None = None
-    _staging_bytes: int = 0  # that the flight took on the device
+    _staging_bytes: int = 0  # device memory of the flight
     _arrivals: Arrivals | None = None
     _arrival_bytes: int = 0
     _buffers: Buffers | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether it runs as is best here: by its schedule, or in eager because that is faster."""
+        """Whether it runs in the fastest way: by its schedule, or in eager because that was measured to be faster."""
         return bool(self.instances) or (self.schedule is not None and self.fallback is None)
 
     @property
@@ -220,8 +218,8 @@ class Loaded:
     def _in_eager(self, batch: Arrived) -> Mapping[str, torch.Tensor]:
         return flatten_outputs(self.module(batch.x.to(self.device, self.request.input_dtype)))
 
-    def begin(self) -> bool:
-        """Put back what earlier batches have written into the module's state; False if that cannot be done."""
+    def put_back(self) -> bool:
+        """Undo what batches have written into the module's state; False if that cannot be done."""
         if self.instances and self.observed is not None:
             if self.observed.changing:
                 self.observed.put_back()
@@ -229,7 +227,7 @@ class Loaded:
         return self.carried is not None and self.carried.put_back()
 
     def altered(self) -> str | None:
-        """The name of something of the module's that batches leave otherwise than it was before the first of them."""
+        """The name of a part of the module's state that batches have changed; None if all is as it was at first."""
         if self.instances and self.observed is not None:
             return next(iter(self.observed.changing), None)
         return self.carried.altered() if self.carried is not None else None

@@ -1,4 +1,4 @@
-"""Resident, stored, or built now: a model ready for a job."""
+"""Makes a model ready for a job, with a schedule that is resident, stored, or built now."""
 
 from __future__ import annotations
 
@@ -44,44 +44,44 @@ def prepare(
     parts = key_parts(request, device)
     key = schedule_key(parts)
     kept: Loaded | None = residents.get(resident_key(key, request))
-    if kept is not None and not kept.provisional and _still_serves(kept, request, store) and kept.begin():
+    if kept is not None and not kept.provisional and _still_serves(kept, request, store) and kept.put_back():
         store.schedules.touch(key, Hit.RESIDENT, time.time())
         return Prepared(loaded=kept, hit=Hit.RESIDENT, load_s=time.perf_counter() - start, build_s=0.0)
     if kept is not None and kept.provisional and builders is not None:
-        again = _go_on(kept, request, parts, start, store, residents, report)
+        again = _continue_with(kept, request, parts, start, store, residents, report)
         if again is not None:
             return again
     report(phase="load")
-    loaded = _made(key, request, device, siblings)
+    loaded = _without_schedule(key, request, device, siblings)
     check_code(request, parts)
     residents.make_room(loaded.bytes)
     load_s = time.perf_counter() - start
     progressive = builders if request.schedule.progressive is not False else None
     found = _give_schedule(loaded, parts, store, residents, report, waiting, progressive)
-    hit = found.hit
     if found.fallback is not None:
         loaded.fallback = found.fallback
-    begins_eager = hit is Hit.MISS and progressive is not None and loaded.undecided
-    provisional = begins_eager or (hit is Hit.MISS and progressive is not None and loaded.ready)
-    if loaded.instances and not provisional:
+    progress = None
+    if found.hit is Hit.MISS and progressive is not None:
+        progress = Progress.EAGER if loaded.undecided else Progress.BUILDING if loaded.ready else None
+    if loaded.instances and progress is None:
         loaded.carried = None
-    elif siblings is None or not begins_eager:  # weights that are shared have not been called
-        _begin(loaded)
-    if loaded.unschedulable or (loaded.ready and not provisional):  # what this job alone wants binds no other one
+    elif siblings is None or progress is not Progress.EAGER:  # siblings that begin in eager were not called yet
+        _reset_module(loaded)
+    if loaded.unschedulable or (loaded.ready and progress is None):  # not if only this job's spec wants eager
         keep_resident(loaded, residents)
     return Prepared(
         loaded=loaded,
-        hit=hit,
+        hit=found.hit,
         load_s=load_s,
         build_s=time.perf_counter() - start - load_s,
         miss_reason=found.miss_reason,
-        progress=Progress.EAGER if begins_eager else Progress.BUILDING if provisional else None,
-        first_run=FirstRun(parts=parts) if begins_eager else None,
+        progress=progress,
+        first_run=FirstRun(parts=parts) if progress is Progress.EAGER else None,
     )
 
 
-def _made(key: str, request: Request, device: torch.device, siblings: Siblings | None) -> Loaded:
-    """The model on the device, without a schedule."""
+def _without_schedule(key: str, request: Request, device: torch.device, siblings: Siblings | None) -> Loaded:
+    """The request's model on the device, which has no schedule yet."""
     module = build_module(request, device, siblings.first if siblings is not None else None)
     if siblings is None:
         return Loaded(key=key, request=request, device=device, module=module, carried=Carried(module))
@@ -94,15 +94,17 @@ def _made(key: str, request: Request, device: torch.device, siblings: Siblings |
     return loaded
 
 
-def _begin(loaded: Loaded) -> None:
-    """Make the module what it was before its first call, which may have been one that was tried in vain."""
-    if not loaded.begin():
+def _reset_module(loaded: Loaded) -> None:
+    """Undo what calls did to the module, such as those of a build that failed; build it anew if that cannot be done."""
+    if not loaded.put_back():
         loaded.module = build_module(loaded.request, loaded.device)
         loaded.carried = Carried(loaded.module)
 
 
 def _still_serves(kept: Loaded, request: Request, store: Store) -> bool:
-    """A resident serves while its schedule is stored and sound; one without a schedule, unless the job demands one."""
+    """Whether a resident model may serve this job: its schedule is still stored and sound or, if it can have none, the
+    job does not insist on one.
+    """
     if kept.unschedulable:
         return request.schedule.on_miss != "fail"
     return store.schedules.ready(kept.key)
@@ -117,7 +119,7 @@ def _give_schedule(
     waiting: Waiting,
     builders: Builders | None,
 ) -> Obtained[Loaded]:
-    """Fill in schedule and instances. With `builders` a miss does not wait for a whole build."""
+    """Give a loaded model its stored schedule, or build one. With `builders`, a miss waits for no search."""
     asked = loaded.request.schedule
     answer = by_spec(asked.on_miss)
 
@@ -152,7 +154,7 @@ def _give_schedule(
     return found
 
 
-def _go_on(
+def _continue_with(
     kept: Loaded,
     request: Request,
     parts: dict[str, str],
@@ -161,12 +163,11 @@ def _go_on(
     residents: Residents,
     report: Report,
 ) -> Prepared | None:
-    """A model that an earlier job left on the device without a schedule, made ready for this job.
+    """Make ready a model that an earlier job left on the device without a schedule. None if this job cannot use it.
 
-    It gets the schedule if one has been stored since; otherwise it runs as it did for that job. None if this job cannot
-    use the model.
+    It gets the schedule if one was stored meanwhile; otherwise it runs as it did for the earlier job.
     """
-    if request.schedule.progressive != "auto" or request.schedule.on_miss != "build" or not kept.begin():
+    if request.schedule.progressive != "auto" or request.schedule.on_miss != "build" or not kept.put_back():
         return None
     if not store.schedules.ready(kept.key):
         reason = "no schedule is stored under this key"
