@@ -1,9 +1,8 @@
 """Is a captured training step right? Updates on fresh batches, compared with eager's from the same state.
 
 What is compared: loss, running statistics, the optimizer's state, and how far each weight moved, as far as rounding
-leaves that defined (see `rounding`). For that the learning rate is 1, and Adam's second moments are set to what
-gradients of usual size would have left: updates are then smooth in the gradients, where a first step of Adam would be
-their mere signs.
+leaves that defined (see `compare`). The learning rate is 1, and Adam's second moments are what gradients of usual size
+would have left. Updates are then smooth in the gradients; a first step of Adam shows only their signs.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ from nimble_jobs.planner.step.eager import EagerStep, state_of_step
 from nimble_jobs.planner.step.request import Tensors
 from nimble_jobs.planner.step.states import compare_states, floors_of, slots_of
 
-_STEPS_BEFORE = 10.0  # that Adam's bias corrections are to see
-_HALVINGS = 24
+_STEPS_BEFORE = 10.0  # for Adam's bias corrections
+_HALVINGS = 24  # of the loss scale, at most, until gradients are finite
 _FLIPS = 0.05  # share of a batch whose best class may change where two scores are nearly equal
-_UPDATES = 3  # one after another
-_SAMPLES = 3  # of what rounding does to a course
-_ROUNDINGS = 16.0  # of weights and input at once, in place of those of every operator
-_SHARE_MOVED = 0.02  # of the weights' size, by each of them
+_UPDATES = 3  # of a course, one after another
+_SAMPLES = 3  # of a course in eager, disturbed by rounding errors
+_ROUNDINGS = 16.0  # weights and input are disturbed by so many rounding errors, in place of every operator
+_SHARE_MOVED = 0.02  # of the weights' size, by each update of a course
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-Update = tuple[Sequence[torch.Tensor], Tensors]  # the losses of its batches, and the state that it leaves
+Updated = tuple[Sequence[torch.Tensor], Tensors]  # the losses of its batches, and the state that it leaves
 
 
 def check_step(
@@ -61,12 +60,12 @@ def check_step(
     tolerance: float,
     seed: int,
 ) -> float:
-    """The largest relative norm that was found. Changes weights, statistics, state and inputs: the caller restores.
+    """The largest relative norm of a difference. Changes weights, statistics, state and inputs; the caller restores.
 
     Random masks are compared too: both sides draw from the same seed. Raises CheckFailed, naming the tensor.
     """
     arithmetic = eager.arithmetic
-    live = {n: t for n, t in state_of_step(arithmetic, inputs).items() if n not in ("@x", "@y")}
+    live = state_of_step(arithmetic, {})
     examples = copies(inputs)
     fresh = partial(fresh_batch, examples, numbers_for(arithmetic.objective.module))
     worst = 0.0
@@ -101,22 +100,22 @@ def check_update(
     same sums, whatever each of them finds. Raises CheckFailed, naming the tensor, after the last sum.
     """
     arithmetic = eager.arithmetic
-    live = {n: t for n, t in state_of_step(arithmetic, inputs).items() if n not in ("@x", "@y")}
+    live = state_of_step(arithmetic, {})
     arithmetic.optimizer.lr.fill_(1.0)
     seed_all(seed, device)
-    _set_out(eager, live, batches, seed, device)
+    _prepare_slots(eager, live, batches, seed, device)
     before = copies(live)
     seed_all(seed, device)
-    losses, right = _in_eager(eager, batches)
+    losses, correct = _in_eager(eager, batches)
     expected = copies(live)
     put(live, before)
     noise = _noise(eager, live, batches, expected, seed, device)
     put(live, before)
     seed_all(seed, device)
-    found, classified = _replayed(instances, inputs, batches, device, poison=True)
-    worst = max(compare("loss", loss, other, tolerance, 0.0) for loss, other in zip(found, losses, strict=True))
-    for (_, y), count, correct in zip(batches, classified, right, strict=True):
-        flips = abs(int(count) - int(correct))
+    replayed, counts = _replayed(instances, inputs, batches, device, poison=True)
+    worst = max(compare("loss", *pair, tolerance, 0.0) for pair in zip(replayed, losses, strict=True))
+    for (_, y), count, wanted in zip(batches, counts, correct, strict=True):
+        flips = abs(int(count) - int(wanted))
         if flips > 1 + _FLIPS * y.shape[0] * ranks:
             raise CheckFailed(f"the number of records classified correctly differs from eager's by {flips}")
     worst = max(worst, compare_states(arithmetic.parameters, live, before, expected, tolerance, noise))
@@ -134,18 +133,18 @@ def _compare_course(
     tolerance: float,
     seed: int,
 ) -> float:
-    """The largest relative norm over several updates one after another: what one leaves behind is seen by the next.
+    """The largest relative norm over several updates in a row, so that each sees what the one before left behind.
 
-    Loss, statistics and weights are compared, from the same start. Where they differ by more than the tolerance, eager
-    goes the same way again, disturbed by rounding errors: in some networks these grow a thousandfold with each
-    update. What they move then is allowed. Raises CheckFailed, naming the tensor.
+    Loss, statistics and weights are compared, from the same start. If they differ by more than the tolerance, eager
+    repeats the course, disturbed by rounding errors, which some networks amplify a thousandfold with each update.
+    Differences of that size are then allowed. Raises CheckFailed, naming the tensor.
     """
     start = copies(live)
 
     def course(
         step: Callable[[Sequence[Batch]], list[torch.Tensor]], updates: Sequence[Sequence[Batch]]
-    ) -> list[Update]:
-        found: list[Update] = []
+    ) -> list[Updated]:
+        found: list[Updated] = []
         for i, parts in enumerate(updates):
             seed_all(seed + i, device)
             found.append((step(parts), copies(live)))
@@ -188,8 +187,8 @@ def _replayed(
     *,
     poison: bool = False,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Replay each program on its batch; their losses, and how many were classified right."""
-    losses, right = [], []
+    """Replay each program on its batch; their losses, and how many were classified correctly."""
+    losses, correct = [], []
     for (x, y), instance in zip(batches, instances.values(), strict=True):
         inputs["x"].copy_(x)
         inputs["y"].copy_(y)
@@ -198,14 +197,14 @@ def _replayed(
         instance.replay()
         synchronize(device)
         losses.append(instance.outputs["loss"].clone())
-        right.append(instance.outputs["correct"].clone())
-    return losses, right
+        correct.append(instance.outputs["correct"].clone())
+    return losses, correct
 
 
-def _compare_update(i: int, found: Update, expected: Update, floors: Mapping[str, float], tolerance: float) -> float:
+def _compare_update(i: int, found: Updated, expected: Updated, floors: Mapping[str, float], tolerance: float) -> float:
     """The largest relative norm in losses and state. Raises CheckFailed, naming the tensor, above the tolerance."""
     losses = zip(found[0], expected[0], strict=True)
-    norms = [compare(f"loss of update {i + 1}", loss, right, tolerance, 0.0) for loss, right in losses]
+    norms = [compare(f"loss of update {i + 1}", *pair, tolerance, 0.0) for pair in losses]
     norms += [
         compare(f"{n} after update {i + 1}", found[1][n], expected[1][n], tolerance, floor)
         for n, floor in floors.items()
@@ -221,17 +220,17 @@ def _small_rate(parameters: Tensors, before: Tensors, expected: Tensors) -> floa
 
 
 def _in_eager(eager: EagerStep, batches: Sequence[Batch]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Train on batches, the last with an update; their losses, and how many were classified right."""
-    losses, right = [], []
+    """Train on batches, the last with an update; their losses, and how many were classified correctly."""
+    losses, correct = [], []
     for i, (x, y) in enumerate(batches):
         eager.run_batch(x, y, update=i == len(batches) - 1)
         losses.append(eager.loss.clone())
-        right.append(eager.correct.clone())
-    return losses, right
+        correct.append(eager.correct.clone())
+    return losses, correct
 
 
-def _set_out(eager: EagerStep, live: Tensors, batches: Sequence[Batch], seed: int, device: torch.device) -> None:
-    """Bring the optimizer's state to where an update tells most."""
+def _prepare_slots(eager: EagerStep, live: Tensors, batches: Sequence[Batch], seed: int, device: torch.device) -> None:
+    """Set the optimizer's state so that an update shows errors best; lower the loss scale until nothing overflows."""
     optimizer = eager.arithmetic.optimizer
     before = copies(live)
     for _ in range(_HALVINGS):

@@ -108,39 +108,39 @@ class Objective(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Kept:
+class _StepState:
     """What outlasts a step beside the module's own tensors."""
 
     optimizer: Optimizer
     accumulated: dict[str, torch.Tensor]
-    given: set[str]  # parameters with gradients since the last update: others are not updated
+    accumulating: set[str]  # parameters that got gradients since the last update; others are not updated
 
 
-def _kept_of(request: StepRequest, device: torch.device) -> _Kept:
-    """The state that a request shares with others, or a state of its own."""
-    if request.shared is not None and request.shared.held is not None:
-        found: _Kept = request.shared.held
-        return found
+def _state_for(request: StepRequest, device: torch.device) -> _StepState:
+    """The state that a request shares with others, or a new one."""
+    if request.shared is not None and request.shared.state is not None:
+        shared: _StepState = request.shared.state
+        return shared
     accumulated: dict[str, torch.Tensor] = {}
     if request.accumulate > 1:
         accumulated = {n: torch.zeros_like(p) for n, p in request.parameters.items()}
-    made = _Kept(optimizer=Optimizer(request, device), accumulated=accumulated, given=set())
+    state = _StepState(optimizer=Optimizer(request, device), accumulated=accumulated, accumulating=set())
     if request.shared is not None:
-        request.shared.held = made
-    return made
+        request.shared.state = state
+    return state
 
 
 class Arithmetic:
-    """What a step computes, over state that never moves."""
+    """The parts of a step: forward, gradients, update. Its state never moves."""
 
     def __init__(self, request: StepRequest, device: torch.device) -> None:
         self.objective = Objective(request, device)
         self.tensors = {n: t for n, t in state_of(request.module).items() if writable(t)}  # those before the first call
         self.parameters: dict[str, torch.Tensor] = dict(request.parameters)
-        kept = _kept_of(request, device)
-        self.optimizer = kept.optimizer
-        self.accumulated = kept.accumulated
-        self._given = kept.given
+        state = _state_for(request, device)
+        self.optimizer = state.optimizer
+        self.accumulated = state.accumulated
+        self._accumulating = state.accumulating
         self.counters = Counters(request.module)
         self._masked = isinstance(request.module, Packed) and any(p.is_flags for p in request.module.layout.parts)
         self._share = 1.0 / request.accumulate
@@ -160,7 +160,7 @@ class Arithmetic:
     def forward(
         self, objective: Callable[..., Any], x: torch.Tensor, y: torch.Tensor
     ) -> tuple[Any, list[torch.Tensor]]:
-        """What an objective gives, and the counters that are still to be raised by one."""
+        """What an objective returns, and the counters of batches that the caller must raise by one."""
         if not self.counters.known:
             with self.counters.watched(), self._without_shortcuts():
                 return objective(x, y), []
@@ -168,34 +168,35 @@ class Arithmetic:
             return objective(x, y), counters
 
     def _without_shortcuts(self) -> contextlib.AbstractContextManager[None]:
-        """Masks differ from batch to batch. Libraries look at their values and choose another attention, which draws
-        other random numbers. No replay can do that, so eager must not do it either.
+        """Keep libraries from choosing an attention by the values of masks, which differ from batch to batch. A replay
+        cannot choose, and another attention draws other random numbers.
         """
         return as_if_compiled() if self._masked else contextlib.nullcontext()
 
-    def seed(self, loss: torch.Tensor) -> torch.Tensor:
-        """The gradient of the loss that the backward pass starts from."""
+    def start_gradient(self, loss: torch.Tensor) -> torch.Tensor:
+        """The gradient of the loss, with which the backward pass starts."""
         scale = self.optimizer.scale
         if self.reduction is not None:
             weight = self.reduction.weight * self._share
             return weight if scale is None else scale * weight
         return torch.full_like(loss, self._share) if scale is None else scale * self._share
 
-    def gradients(self, loss: torch.Tensor, seed: torch.Tensor, *, accumulate: bool = True) -> dict[str, torch.Tensor]:
+    def gradients(self, loss: torch.Tensor, start: torch.Tensor, *, accumulate: bool = True) -> dict[str, torch.Tensor]:
         """Gradients of the parameters that the loss depends on; `accumulate` as in `engine.step.differentiate`."""
-        return differentiate({"loss": loss}, self.parameters, {"loss": seed}, accumulate=accumulate)
+        return differentiate({"loss": loss}, self.parameters, {"loss": start}, accumulate=accumulate)
 
     def learn(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Run a batch forward and backward, to learn which parameters get a gradient."""
         with torch.enable_grad():
             (loss, _), _ = self.forward(self.objective, x, y)
         assert self.reduction is not None
-        self.reduction.arrange({n: self.parameters[n] for n in self.gradients(loss, self.seed(loss.detach()))})
+        found = self.gradients(loss, self.start_gradient(loss.detach()))
+        self.reduction.arrange({n: self.parameters[n] for n in found})
 
     def hides_gradients(self, x: torch.Tensor, y: torch.Tensor) -> bool:
-        """Whether some gradients show only where autograd accumulates them, as behind reentrant checkpoints.
+        """Whether some gradients exist only where autograd accumulates them, as behind reentrant checkpoints.
 
-        The first time this runs the batch forward and backward, which may move statistics and random states.
+        The first call runs the batch forward and backward, which may change statistics and random states.
         """
         if self._hides_gradients is None:
             found = []
@@ -203,7 +204,7 @@ class Arithmetic:
                 with torch.enable_grad():
                     (loss, _), _ = self.forward(self.objective, x, y)
                 try:
-                    found.append(self.gradients(loss, self.seed(loss.detach()), accumulate=accumulate).keys())
+                    found.append(self.gradients(loss, self.start_gradient(loss.detach()), accumulate=accumulate).keys())
                 except RuntimeError:  # what reentrant checkpoints answer
                     if accumulate:
                         raise
@@ -218,16 +219,16 @@ class Arithmetic:
 
     @torch.no_grad()
     def finish(self, found: Tensors, *, update: bool) -> Update | None:
-        """Accumulate gradients if that is asked for, and update the weights."""
+        """Accumulate the gradients if the step does that, and with `update` change the weights."""
         gradients = {n: laid_out_as(g, self.parameters[n]) for n, g in found.items()}
         if self.accumulated:
             sums = [self.accumulated[n] for n in gradients]
             add_(sums, list(gradients.values()))
-            self._given |= gradients.keys()
+            self._accumulating |= gradients.keys()
             if not update:
                 return None
-            gradients = {n: t for n, t in self.accumulated.items() if n in self._given}
-            self._given.clear()
+            gradients = {n: t for n, t in self.accumulated.items() if n in self._accumulating}
+            self._accumulating.clear()
         summed = gradients if self.reduction is None else self.reduction.gradients(gradients)
         done = self.optimizer.apply(summed, apart=self.reduction is not None)
         if self.accumulated:
@@ -247,7 +248,7 @@ def state_of_step(arithmetic: Arithmetic, inputs: Mapping[str, torch.Tensor]) ->
 
 
 class EagerStep:
-    """A training step that replays nothing: there is no schedule, or eager is faster than it."""
+    """A training step in eager, because there is no schedule, or because eager is faster."""
 
     def __init__(self, request: StepRequest, device: torch.device, *, fallback: str | None = None) -> None:
         self.fallback: str | None = fallback
@@ -269,7 +270,7 @@ class EagerStep:
         return self._inputs
 
     def instead_of(self, schedules: Mapping[Role, Schedule]) -> None:
-        """Say that these schedules were measured to be slower."""
+        """Note that this runs in place of these schedules, which were measured to be slower."""
         self.schedule, self.schedules = schedules[Role.UPDATE], dict(schedules)
 
     def weigh(self, share: float) -> None:
@@ -293,7 +294,7 @@ class EagerStep:
             (loss, correct), counters = self.arithmetic.forward(self.arithmetic.objective, x, y)
         if counters:
             add_(counters, 1)
-        found = self.arithmetic.gradients(loss, self.arithmetic.seed(loss.detach()))
+        found = self.arithmetic.gradients(loss, self.arithmetic.start_gradient(loss.detach()))
         self._finish(found, loss, correct, update=update)
 
     def sit_out(self, lr: float, last_of_accumulation: bool = True) -> None:

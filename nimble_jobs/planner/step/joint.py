@@ -12,6 +12,7 @@ from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.planner.step.check import check_update, fresh_batch
 from nimble_jobs.planner.step.compare import copies, put
+from nimble_jobs.planner.step.eager import state_of_step
 from nimble_jobs.planner.step.live import Capturable, LiveStep
 from nimble_jobs.planner.step.reduction import Peers
 
@@ -36,7 +37,7 @@ def capture_jointly(live: LiveStep, programs: Mapping[Role, Capturable], peers: 
             failure = ""
             try:
                 instances |= live.capture({role: programs[role]})
-            except CaptureFailed as e:  # after the sums of its trial runs, so the other ranks come to agree, too
+            except CaptureFailed as e:  # its trial runs have summed, so the other ranks get as far as `_agree` too
                 failure = str(e)
             _agree(failure, peers)
         _agree(_disagreement(live, instances, peers), peers)
@@ -63,9 +64,9 @@ def differing(found: list[dict[str, int]]) -> str | None:
 
 
 def _disagreement(live: LiveStep, instances: Mapping[Role, Instance], peers: Peers) -> str:
-    """Train on batches of this rank's own, in eager and replayed; what is wrong with the replay, or nothing."""
+    """Train on this rank's own batches, in eager and replayed. Returns what is wrong with the replay, or ""."""
     eager, inputs = live.eager, live.inputs
-    state = {name: t for name, t in live.state().items() if name not in ("@x", "@y")}
+    state = state_of_step(eager.arithmetic, {})
     below, rank = numbers_for(eager.arithmetic.objective.module), peers.rank
     batches = [fresh_batch(copies(inputs), below, _SEED + peers.count * i + rank, i) for i in range(len(instances))]
     before = copies(state)

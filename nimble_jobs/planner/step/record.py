@@ -1,6 +1,7 @@
 """Record a whole training step, from the batch to the updated weights, as one program.
 
-All that it reads and writes is state, the batch and the learning rate included, under names that begin with @.
+Everything that it reads and writes is state. Names of state outside of the module begin with @, such as the batch's and
+the learning rate's.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ def record_step(
     without: Without = NOTHING,
     like: Program | None = None,
 ) -> Recording:
-    """Record one batch, x and y of `inputs`, with or without the update of the weights. Outputs: loss, correct, and
-    those of found_inf and grad_norm that there are.
+    """Record one batch, x and y of `inputs`, with or without the update of the weights. Outputs: loss, correct and, if
+    the step has them, found_inf and grad_norm.
 
-    The batch is trained on, with `compiled` several times. `accumulate`: as in `engine.step.differentiate`. Kernels of
-    our own that are in `without` are left out. With `like`, what it was before, nothing is measured. Raises
-    CannotRecord as `engine.record.record` does, and where the backward pass draws random numbers.
+    This trains on the batch, with `compiled` several times. `accumulate`: as in `engine.step.differentiate`. Our own
+    kernels in `without` are left out. With `like`, an earlier recording, nothing is measured. Raises CannotRecord as
+    `engine.record.record` does, and if the backward pass draws random numbers.
     """
     with refusing_compilers("the backward pass") if compiled else contextlib.nullcontext():
         found = _recorded(
@@ -80,7 +81,7 @@ def _recorded(
     def in_eager() -> None:
         with torch.enable_grad():
             (loss, _), _ = arithmetic.forward(objective, inputs["x"], inputs["y"])
-            arithmetic.gradients(loss, arithmetic.seed(loss.detach()), accumulate=accumulate)
+            arithmetic.gradients(loss, arithmetic.start_gradient(loss.detach()), accumulate=accumulate)
 
     for _ in range(_WARM_UP_STEPS if compiled else 0):
         in_eager()
@@ -114,12 +115,12 @@ def _watched(
             raise CannotRecord("the loss does not depend on a parameter that requires grad")
         recorder.path = ["backward"]
         with recorder:
-            seed = arithmetic.seed(loss.detach())
+            start = arithmetic.start_gradient(loss.detach())
             if counters:
                 add_(counters, 1)
         forward, _ = recorder.counts
         with kernels_to(recorder) if compiled else watching(recorder):
-            found = arithmetic.gradients(loss, seed, accumulate=accumulate)
+            found = arithmetic.gradients(loss, start, accumulate=accumulate)
     recorder.path = ["update"]
     with recorder:
         done = arithmetic.finish(found, update=update)

@@ -48,12 +48,9 @@ class OptimizerRecipe:
 
 @dataclass(eq=False)
 class Shared:
-    """What the steps of one training have in common if its batches have several shapes: `Arithmetic` fills it.
+    """State that the steps of one training share if its batches have several shapes. Weights lie in their module."""
 
-    Weights lie in the module, which is the same for all of them anyway.
-    """
-
-    held: Any = None  # the optimizer's state and the accumulated gradients; None until the first step is made
+    state: Any = None  # `_StepState` of eager.py; None until the first step is made
 
 
 @dataclass(frozen=True, kw_only=True)
