@@ -33,7 +33,7 @@ from nimble_jobs.planner.forward import restore as restoring
 from nimble_jobs.planner.forward.build import Built, build_best
 from nimble_jobs.planner.forward.restore import restore, source_of
 from nimble_jobs.planner.forward.target import ForwardTarget
-from nimble_jobs.planner.keys.options import BuildOptions, option_parts, options_of, schedule_of
+from nimble_jobs.planner.keys.options import BuildOptions, option_parts, options_of, schedule_fields
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.step import forward_parts
 from nimble_jobs.planner.lookup.stored import Material
@@ -105,8 +105,8 @@ def test_what_is_switched_off_is_in_the_key_and_comes_back_from_it() -> None:
     off = without(Kernel.SPLIT_K, Kernel.ATTENTION)
     parts = option_parts(BuildOptions(without=off))
     assert parts[PART] == "without attention, split-k"
-    assert ScheduleSpec.model_validate(schedule_of(parts)).kernels.without == off
-    assert ScheduleSpec.model_validate(schedule_of(option_parts(BuildOptions()))) == ScheduleSpec()
+    assert ScheduleSpec.model_validate(schedule_fields(parts)).kernels.without == off
+    assert ScheduleSpec.model_validate(schedule_fields(option_parts(BuildOptions()))) == ScheduleSpec()
     for kernel in Kernel:
         assert switched_off(key_parts(without(kernel))[PART]) == without(kernel)
     step = {"model.source": "m", "mode": "training", **parts, "schedule.layout": "given"}

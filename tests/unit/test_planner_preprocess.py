@@ -187,7 +187,7 @@ def test_why_names_the_step_that_differs(store: Store, code: Path) -> None:
 def test_whole_numbers_are_bounded_as_they_are_stored(code: Path, dtype: str, most: int) -> None:
     """The model's table bounds them, and so does their type; random ones stay below both."""
     request = asked(code, (3,), dtype, "tokens")
-    assert request.whole
+    assert request.all_integers
     module = build_module(request, CPU)
     assert numbers_for(module) == most
     limits = find_limits(module, request.input_shape, CPU)

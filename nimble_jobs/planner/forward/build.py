@@ -123,14 +123,15 @@ def build_best(
 ) -> Built:
     """The fastest schedule found for a module that lies on `device`, captured.
 
-    `inputs` give names, shapes and dtypes; the first dimension of the first is the batch. The weights may end up in
-    another memory layout, as the schedule says. If it says that some are folded, the twin in the answer
-    takes the module's place. With `keep_integers` checks use the integers of `inputs`, in another
-    order, instead of random ones. The module's tensors and the random states are left as they were. `observed`, where
-    given, is what `observe_calls` found before, and `eager_us` what a call in eager takes. `say` is called with the
-    name of each candidate as it is begun. With a `precedent`, what was chosen there is all that is tried, unless it
-    fails here, or only here loses to eager. Raises CannotRecord if the module does what no schedule can hold,
-    EngineError if it cannot be captured, OutOfMemory.
+    `inputs` give names, shapes and dtypes; the first dimension of the first is the batch. The module's tensors and the
+    random states keep their values, but weights may end up in another memory layout. If the schedule says that some are
+    folded or merged, the copy in the answer takes the module's place.
+
+    With `keep_integers`, checks use the integers of `inputs` in another order, instead of random ones. `observed` is
+    what `observe_calls` found, and `eager_us` the time of a call in eager; None: found out here. `say` is given the
+    name of each candidate before its turn. With a `precedent`, only its choice is tried, unless that fails here, or
+    loses to eager here but not there. Raises CannotRecord if no schedule can hold what the module does, EngineError if
+    it cannot be captured, OutOfMemory.
     """
     start, states = time.perf_counter(), RandomStates(device)
     first = next(iter(inputs.values()))

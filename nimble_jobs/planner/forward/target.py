@@ -106,7 +106,7 @@ class ForwardTarget:
         return self.example.batch
 
     def further(self, first: Programs, kernels: Sequence[Kernels]) -> list[Source]:
-        images = self.variants.differ and self._options.layout == "auto"
+        images = self.variants.have_layouts and self._options.layout == "auto"
         layout: Layout = "channels-last" if images else "given"
         sources = [Source(kernels="eager", layout="channels-last")] if images else []
         program = first[Role.FORWARD].recording.program

@@ -32,7 +32,7 @@ from nimble_jobs.planner.forward.calls import example_of, observe_calls
 from nimble_jobs.planner.forward.restore import check_loaded, restore
 from nimble_jobs.planner.jobs.loaded import build_module
 from nimble_jobs.planner.keys.files import file_of
-from nimble_jobs.planner.keys.options import schedule_of
+from nimble_jobs.planner.keys.options import schedule_fields
 from nimble_jobs.planner.keys.request import Request, key_parts, tolerance_of
 from nimble_jobs.planner.lookup.stored import read_material
 from nimble_jobs.planner.lookup.why import Difference, differences
@@ -133,7 +133,7 @@ def request_of(parts: Mapping[str, str], folders: Sequence[Path], allowed_python
                 }
             ),
             **given,
-            schedule=ScheduleSpec.model_validate({**schedule_of(parts), "tolerance": float(parts["tolerance"])}),
+            schedule=ScheduleSpec.model_validate({**schedule_fields(parts), "tolerance": float(parts["tolerance"])}),
             embedding="embedding" in parts.get("outputs", ""),
             pooling=Pooling.of_words(words) if (words := parts.get("outputs.pooling")) is not None else None,
             memory_bytes=int(memory) if (memory := parts.get("schedule.memory_bytes", "any")) != "any" else None,

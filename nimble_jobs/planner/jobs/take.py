@@ -145,7 +145,7 @@ def _captured_watched(loaded: Loaded, material: Material, example: Mapping[str, 
 def _keep_apart(loaded: Loaded, schedule: Schedule) -> None:
     """Give a model its own weights if its schedule needs another layout than its siblings', who share theirs."""
     siblings = loaded.siblings
-    if siblings is not None and source_of(schedule).layout != "given" and Variants(loaded.module).differ:
+    if siblings is not None and source_of(schedule).layout != "given" and Variants(loaded.module).have_layouts:
         siblings.members.discard(loaded)
         loaded.siblings, loaded.module = None, build_module(loaded.request, loaded.device)
         loaded.carried = Carried(loaded.module)

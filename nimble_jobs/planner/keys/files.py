@@ -1,5 +1,5 @@
-"""What the files of a model and of a loss are called. Key parts show it, and no key depends on the name of the one
-that the spec names: equal bytes are the same model.
+"""File names of a model and of a loss in key parts. Parts show the name of the file that the spec names, but no key
+depends on it, because equal bytes are the same model.
 """
 
 from __future__ import annotations
@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 LOSS = "train.loss"
-FILES = {"model.source": "model.file:", LOSS: f"{LOSS}.file:"}  # beginnings of the names of parts that digest files
+FILES = {"model.source": "model.file:", LOSS: f"{LOSS}.file:"}  # how names of parts with digests of files begin
 
 
 def file_of(part: str) -> str | None:
-    """The file whose SHA-256 a key part is; None for other parts."""
+    """The file whose SHA-256 this key part holds; None for other parts."""
     return next((part.removeprefix(begin) for begin in FILES.values() if part.startswith(begin)), None)
 
 
 def main_files(parts: Mapping[str, str]) -> dict[str, str]:
-    """The names of exported programs and of Python files with a factory, or a loss, by the part that names them."""
+    """The file that the spec names for the model and for the loss, by the part that holds the source."""
     found = {}
     for source, begin in FILES.items():
         scheme, _, rest = parts.get(source, "").partition(":")

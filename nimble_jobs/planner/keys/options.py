@@ -1,4 +1,4 @@
-"""What may be tried when a schedule is built, and to what end: from a spec, into a key, and back from a key."""
+"""Options of a build: read from a spec, written into a key, and read back from a key."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class BuildOptions:
     without: Without = NOTHING  # kernels and rewrites of our own that are switched off
     tolerance: float | None = None  # relative norm against eager; None: the default of the dtype
     budget_s: float = BUDGET_S  # no further candidate is begun after this time
-    eager: Literal["candidate", "reference"] = "candidate"  # reference: a schedule is wanted though eager be faster
+    eager: Literal["candidate", "reference"] = "candidate"  # reference: a schedule is wanted even if eager is faster
     memory_bytes: int | None = None  # candidates that need more, beyond the module's state, are left out
-    quick: bool = False  # the first candidate alone, of which only one replay's time is measured, and that briefly
+    quick: bool = False  # only the first candidate, and only its replay is timed, briefly
 
 
 def options_of(schedule: ScheduleSpec) -> BuildOptions:
@@ -51,8 +51,8 @@ def option_parts(options: BuildOptions) -> dict[str, str]:
     }
 
 
-def schedule_of(parts: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of a spec's `schedule` that the parts of a key tell. Raises KeyError, ValueError."""
+def schedule_fields(parts: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a spec's `schedule` that can be read from the parts of a key. Raises KeyError, ValueError."""
     streams, in_flight = (parts.get(f"schedule.{name}", "auto") for name in ("streams", "in_flight"))
     return {
         "streams": streams if streams == "auto" else int(streams),

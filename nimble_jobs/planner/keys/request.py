@@ -39,10 +39,10 @@ class Request:
     packing: Layout | None = None  # of rows of bytes, uint8 [nbytes], that hold several inputs; None: there is one
     schedule: ScheduleSpec = field(default_factory=ScheduleSpec)
     embedding: bool = False  # also return the features under the last linear layer
-    pooling: Pooling | None = None  # also return one vector for each text, made of those of its tokens
-    memory_bytes: int | None = None  # what the user gave all schedules on the device together; None: no limit given
+    pooling: Pooling | None = None  # also return one vector for each text, made from its tokens' vectors
+    memory_bytes: int | None = None  # the user's limit for all schedules on the device together; None: no limit
     allowed_python: tuple[Path, ...] = ()
-    batches: float | None = None  # full ones that the job expects; None: unknown. No part of the key
+    batches: float | None = None  # full batches that the job expects; None: unknown. Not part of the key
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -62,17 +62,17 @@ class Request:
     @property
     def model_dtype(self) -> torch.dtype:
         """The dtype of what the model itself is given; with several inputs, of its floating ones."""
-        return torch.int64 if self.whole else _FLOATS[self.model.dtype]
+        return torch.int64 if self.all_integers else _FLOATS[self.model.dtype]
 
     @property
-    def whole(self) -> bool:
-        """Whether whole numbers are all that the model is given."""
+    def all_integers(self) -> bool:
+        """Whether the model's only input is of an integer type."""
         return self.packing is None and not self.dtype.startswith("float")
 
     @property
     def holds_integers(self) -> bool:
-        """Whether the model is given whole numbers that could be out of the range of a table."""
-        return self.whole if self.packing is None else self.packing.holds_integers
+        """Whether the model is given integers, which may be out of the range of a table."""
+        return self.all_integers if self.packing is None else self.packing.holds_integers
 
     def to_json(self) -> dict[str, Any]:
         """What another process needs to ask for the same schedule, as JSON-able values."""
@@ -124,7 +124,7 @@ def key_parts(request: Request, device: torch.device) -> dict[str, str]:
         "input.memory_format": "contiguous",  # what batches are copied into; the program lays it out as it likes
         "outputs": "model and embedding" if request.embedding else "model",
         **({} if request.pooling is None else {"outputs.pooling": request.pooling.words}),
-        "tolerance": repr(tolerance_of(request)),  # a schedule that is refused for one may pass another
+        "tolerance": repr(tolerance_of(request)),  # a schedule that fails one tolerance may pass another
         **option_parts(options_of(request.schedule)),
         "schedule.in_flight": str(request.schedule.in_flight),
         "schedule.memory_bytes": "any" if request.memory_bytes is None else str(request.memory_bytes),
@@ -138,12 +138,10 @@ def tolerance_of(request: Request) -> float:
 
 
 def schedule_key(parts: Mapping[str, str]) -> str:
-    """SHA-256 of the canonical JSON of the parts, in hex; what the model's own file is called is left out, and what
-    the loss's is.
-    """
+    """SHA-256, in hex, of the canonical JSON of the parts. File names of the model and of the loss are left out."""
     return hashlib.sha256(json.dumps(unnamed(parts), sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def resident_key(key: str, request: Request) -> str:
-    """A resident graph holds weights too."""
+    """The key of a model that stays on the device: its weights count too."""
     return f"{key}:{weights_identity(request.model)}"

@@ -30,7 +30,7 @@ class BuildResult(Generic[T_co]):
     """What a build made, and what the store is to keep of it."""
 
     value: T_co
-    storables: tuple[Storable, ...]  # nothing of a build that no schedule came of
+    storables: tuple[Storable, ...]  # empty if the build ended without a schedule
     close: Callable[[], None]
     failure: str | None = None  # why the schedule must not be used: it disagrees with eager
 
@@ -81,7 +81,7 @@ def obtain(
         with store.builds.turn(key, limit_s=BUILD_WAIT_S, waiting=waiting) as alone:
             found = load()
             if isinstance(found, Miss):
-                made = _kept(_measuring(build, store), found, store, check_code)
+                made = _stored(_built(build, store), found, store, check_code)
                 reason = first.reason
                 if not alone:
                     reason += f"; another process was still building it after {BUILD_WAIT_S:.0f} s"
@@ -91,8 +91,8 @@ def obtain(
     return _missed(found.reason, found, store)
 
 
-def _measuring(build: Callable[[], BuildResult[T] | Refused], store: Store) -> BuildResult[T] | Refused:
-    """`build`, with what earlier builds measured of single tasks; what it measures is stored for later ones."""
+def _built(build: Callable[[], BuildResult[T] | Refused], store: Store) -> BuildResult[T] | Refused:
+    """What `build` makes with the task times that earlier builds measured. Those that it measures are stored."""
     with using(Choices(store.task_times.read())) as choices:
         built = build()
     parts = built.storables[0].parts if isinstance(built, BuildResult) and built.storables else {}
@@ -111,7 +111,7 @@ def _measuring(build: Callable[[], BuildResult[T] | Refused], store: Store) -> B
     return built
 
 
-def _kept(
+def _stored(
     built: BuildResult[T] | Refused, miss: Miss, store: Store, check_code: Callable[[], None]
 ) -> BuildResult[T] | Refused:
     """Store what was built; one that failed its check is stored as refused, so that nobody builds it again."""
@@ -149,9 +149,9 @@ def use_stored(
     *,
     disagrees: Callable[[CheckFailed], Miss | Refused] = _not_used,
 ) -> Taken[T] | Miss | Refused:
-    """Call `make`, which turns the stored material of these keys into something that runs. Counts a use of each key.
+    """Call `make`, which turns stored material into something that runs, and count a use of each key.
 
-    If the material is unusable, it is quarantined, and the answer is a miss. If the result differs from eager, it is
+    Unusable material is quarantined, and the answer is a miss. If the result differs from eager, the material is
     quarantined too, and `disagrees` gives the answer. Raises OutOfMemory, DeviceFault, StoreError, and what
     `disagrees` raises.
     """

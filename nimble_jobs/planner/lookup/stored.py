@@ -1,6 +1,7 @@
-"""What the store has under a key, read whole: the row, and every artifact that loading it needs. And its writing.
+"""Reads what the store has under a key, with every artifact that loading it needs, and stores new schedules.
 
-What comes of asking is a type: the store had it; it is missing; nothing is to be built; or that is decided later.
+The answer to a lookup is one of four types: the store had it; it is missing; nothing is to be built; or that is decided
+later.
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ def keep(storables: Collection[Storable], store: Store) -> None:
 def read_stored(key: str, store: Store) -> Taken[Material] | Miss | Refused:
     """The schedule of a key with its artifacts.
 
-    If something is missing or damaged, the answer is a miss, and the schedule is quarantined, unless it is only missing
-    here, and other state folders use it too. A schedule that failed a
-    check before is refused. No artifact is deleted while this reads them. Raises StateFolderRefused, StoreError.
+    If something is missing or damaged, the answer is a miss, and the schedule is quarantined; not if a file is only
+    missing here while other state folders share the schedule. A schedule that failed its check before is refused. No
+    artifact is deleted meanwhile. Raises StateFolderRefused, StoreError.
     """
     store.guard()
     with store.artifacts.in_use():
@@ -134,5 +135,5 @@ def read_material(schedule: Schedule, store: Store, *, digest: str) -> Material:
 
 
 def compiles_again(schedule: Schedule) -> bool:
-    """Whether its kernels cannot do without their compiler, which makes the constants anew, too."""
+    """Whether its kernels must be compiled again, which also makes its constants again."""
     return schedule.kernels in COMPILERS and not schedule.compiled

@@ -39,6 +39,7 @@ from nimble_jobs.schedule import COMPILERS, Program
 
 Kernels = Literal["eager", "onednn", "inductor", "epilogues", "max-autotune"]
 Layout = Literal["given", "channels-last"]
+Images = list[tuple[torch.Tensor, torch.Tensor]]  # tensors of four dimensions, with their data as they lay first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """As candidates are called."""
+        """What its candidates are called."""
         fused = Kernel.FUSED_CONVOLUTION not in self.without
         convolutions = ", fused convolutions" if fused else ", convolutions in their fastest ways"
         words = {
@@ -78,11 +79,11 @@ class Source:
 
     @property
     def rewrites(self) -> bool:
-        """Whether it is a copy of the module with other weights that is recorded."""
+        """Whether a copy of the module with other weights is recorded in its place."""
         return bool(self.folded or self.merged)
 
 
-_PASSES = (  # in their order: the pass over a compiler's graph, and what knows where an earlier recording has ours
+_PASSES = (  # in order: the pass over a compiler's graph, and the module that finds our kernels in an earlier recording
     (Kernel.SQUEEZE_EXCITE, squeeze_excite_pass, squeeze_excite),
     (Kernel.SEPARABLE, separable_pass, separable),
     (Kernel.DEPTHWISE_ACTIVATION, depthwise_pass, depthwise_activated),
@@ -102,45 +103,46 @@ class Variants:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._given = _images(module)
-        self._twin: tuple[tuple[Pairs, Groups], nn.Module, list[tuple[torch.Tensor, torch.Tensor]]] | None = None
+        self._rewritten: tuple[tuple[Pairs, Groups], nn.Module, Images] | None = None  # for what, and its own images
 
     @property
-    def differ(self) -> bool:
-        """Whether there is anything to lay out."""
+    def have_layouts(self) -> bool:
+        """Whether the module has weights that can be laid out in another way."""
         return bool(self._given)
 
     def use(self, source: Source = AS_GIVEN) -> nn.Module:
-        """The module to be recorded and bound, the given one by default. Raises EngineError for layers that the module
-        does not have.
+        """The module to record and bind for a source; by default, the module as it was given. Raises EngineError if it
+        lacks layers that the source names.
         """
         wanted = (source.folded, source.merged)
-        if source.rewrites and (self._twin is None or self._twin[0] != wanted):
+        if source.rewrites and (self._rewritten is None or self._rewritten[0] != wanted):
             self._lay_out(self._given, "given")
             twin = folded(self._module, source.folded)
             merge(twin, source.merged)
             shared = {id(t) for t, _ in self._given}
-            self._twin = (wanted, twin, [(t, data) for t, data in _images(twin) if id(t) not in shared])
+            self._rewritten = (wanted, twin, [(t, data) for t, data in _images(twin) if id(t) not in shared])
         self._lay_out(self._given, source.layout)
-        if not source.rewrites or self._twin is None:
-            self._twin = None  # its weights take memory
+        if not source.rewrites or self._rewritten is None:
+            self._rewritten = None  # its weights take memory
             return self._module
-        self._lay_out(self._twin[2], source.layout)
-        return self._twin[1]
+        _, twin, own = self._rewritten
+        self._lay_out(own, source.layout)
+        return twin
 
     def settle(self) -> None:
-        """Let the weights stay as they lie now, and let go of how they were given."""
+        """Keep the weights as they lie now, for good."""
         self._given = []
-        self._twin = None
+        self._rewritten = None
 
     @staticmethod
-    def _lay_out(tensors: list[tuple[torch.Tensor, torch.Tensor]], layout: Layout) -> None:
+    def _lay_out(tensors: Images, layout: Layout) -> None:
         for tensor, given in tensors:
             channels_last = layout == "channels-last"
             tensor.data = given.contiguous(memory_format=torch.channels_last) if channels_last else given
 
 
-def _images(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Four-dimensional parameters and buffers, each with its data as they lie now."""
+def _images(module: nn.Module) -> Images:
+    """Four-dimensional parameters and buffers, each with its data in the present layout."""
     tensors = (*module.parameters(), *module.buffers())
     return [(t, t.data) for t in tensors if t.dim() == 4 and t.is_floating_point()]
 
@@ -156,8 +158,8 @@ def record_source(
     """Record a module that is the source's variant. Inputs are laid out as its weights are, unless the module takes
     records as they are stored.
 
-    Kernels of our own that are in `source.without` are left out. With `like`, what it was before, its kernels are
-    expected in Inductor's cache, and nothing is measured. Raises CannotRecord if the module does what no schedule can
+    Our own kernels in `source.without` are left out. With `like`, an earlier recording, kernels are expected in
+    Inductor's cache, and nothing is measured. Raises CannotRecord if the module does what no schedule can
     hold.
     """
     layout = "given" if isinstance(module, Preprocessed | Packed) else source.layout

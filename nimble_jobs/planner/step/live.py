@@ -41,7 +41,7 @@ class LiveStep:
     @property
     def layouts_differ(self) -> bool:
         """Whether the module has weights that can be laid out in another way."""
-        return self._variants.differ
+        return self._variants.have_layouts
 
     def state(self) -> dict[str, torch.Tensor]:
         """Every live tensor, by the name under which programs know it."""
