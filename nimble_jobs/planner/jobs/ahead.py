@@ -136,7 +136,6 @@ def look_up_or_build(request: Request, *, device: torch.device, store: Store, sa
 
 def _built(answer: Answer, request: Request, device: torch.device, store: Store, say: Say) -> Answer:
     """The answer after a miss: the schedule was built now, or loaded because another process was quicker."""
-
     wanted = replace(request, schedule=request.schedule.model_copy(update={"on_miss": "build"}))
     prepared = prepare(
         wanted,

@@ -49,9 +49,7 @@ def build_new(loaded: Loaded, parts: Mapping[str, str], store: Store, report: Re
 def build_apart(
     loaded: Loaded, parts: Mapping[str, str], store: Store, report: Report
 ) -> BuildResult[Loaded] | Refused:
-    """`build_new` over weights of its own, because a build may move them. The schedule must then be loaded
-    from the store. Raises as `build_new` does.
-    """
+    """`build_new` over weights of its own, because a build may move them. The caller must load what was stored."""
     module = build_module(loaded.request, loaded.device)
     spare = Loaded(key=loaded.key, request=loaded.request, device=loaded.device, module=module)
     try:

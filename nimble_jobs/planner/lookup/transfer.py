@@ -111,8 +111,8 @@ def _checked(bundle: Bundle, bundled: Bundled, here: list[dict[str, str]]) -> Sc
         canonical = schedule.to_json() == text
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError, PlanError) as e:
         raise _Refused(f"not a sound schedule: {type(e).__name__}: {e}") from e
-    measured = {name: getattr(schedule, name) for name in _MEASURED}
-    for name, value in measured.items():
+    for name in _MEASURED:
+        value = getattr(schedule, name)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 2**63:
             raise _Refused(f"not a sound schedule: {name} is {value!r:.40}; expected a number")
     _check_choice(schedule)

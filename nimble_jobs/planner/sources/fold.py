@@ -49,11 +49,12 @@ def foldable(program: Program, module: nn.Module) -> Pairs:
         before = program.tasks[writers[between][0]]
         if not before.op.startswith(_CONVOLUTIONS):
             continue
-        pair = (owner(before.args[1], names), owner(task.args[1], names))
-        if None not in pair and _folds(module, *pair, ends=(before.args[1], task.args[1]), readers=readers):
-            pairs.append(pair)
+        ends = before.args[1], task.args[1]
+        first, second = (owner(end, names) for end in ends)
+        if first is not None and second is not None and _folds(module, first, second, ends=ends, readers=readers):
+            pairs.append((first, second))
     uses = Counter(name for pair in pairs for name in pair)
-    return tuple((c, n) for c, n in pairs if c is not None and n is not None and uses[c] == uses[n] == 1)
+    return tuple((first, second) for first, second in pairs if uses[first] == uses[second] == 1)
 
 
 def folded(module: nn.Module, pairs: Iterable[tuple[str, str]]) -> nn.Module:
@@ -98,15 +99,13 @@ def owner(argument: Arg, names: dict[int, str]) -> str | None:
 
 def _folds(
     module: nn.Module,
-    convolution: str | None,
-    normalisation: str | None,
+    convolution: str,
+    normalisation: str,
     *,
     ends: tuple[Arg, Arg],
     readers: dict[int, list[int]],
 ) -> bool:
     """Whether both are what their names say, and nothing else uses their weights."""
-    assert convolution is not None
-    assert normalisation is not None
     children = dict(module.named_modules())
     first, second = children.get(convolution), children.get(normalisation)
     return (

@@ -216,11 +216,7 @@ class _Build:
             return None
         try:
             return against_eager(
-                live.in_eager,
-                instance.replay,
-                live.device,
-                eager_us=eager_us,
-                as_given=winner.source.layout == "given",
+                live.in_eager, instance.replay, live.device, eager_us=eager_us, as_given=winner.source.layout == "given"
             )
         finally:
             live.restore()
@@ -248,11 +244,8 @@ class _Build:
             stages=self._search.clock.stages,
             memories=memories,
         )
-        storables = {}
-        for role in request.programs:
-            parts = program_parts(self._parts, role)
-            storables[role] = summary.storable(role, parts, schedule_key(parts), eager_us=eager_us)
-        return storables
+        parts = {role: program_parts(self._parts, role) for role in request.programs}
+        return {r: summary.storable(r, each, schedule_key(each), eager_us=eager_us) for r, each in parts.items()}
 
 
 def step_tolerance(request: StepRequest, device: torch.device) -> float:

@@ -73,14 +73,7 @@ def _disagreement(live: LiveStep, instances: Mapping[Role, Instance], peers: Pee
     failure = ""
     try:
         check_update(
-            eager,
-            instances,
-            inputs,
-            batches,
-            live.device,
-            tolerance=live.tolerance,
-            seed=_SEED,
-            ranks=peers.count,
+            eager, instances, inputs, batches, live.device, tolerance=live.tolerance, seed=_SEED, ranks=peers.count
         )
     except CheckFailed as e:
         failure = f"summed over all ranks, {e}"

@@ -111,12 +111,10 @@ def _take(
         return Miss(reason="the stored schedules of the step come from two different builds")
     (source,) = sources
     stays_eager = any(material.schedule.runs == "eager" for material in materials.values())
-    if request.only is not None and source != request.only:
-        began = f"the training began with {request.only.name}"
-        return Miss(reason=f"{began}; the stored schedule has {source.name}", spares=True)
-    if request.only is not None and stays_eager:
-        began = f"the training began with {request.only.name}"
-        return Miss(reason=f"{began}; eager was measured to be faster since", spares=True)
+    if request.only is not None and (source != request.only or stays_eager):
+        other = f"the stored schedule has {source.name}"
+        why = other if source != request.only else "eager was measured to be faster since"
+        return Miss(reason=f"the training began with {request.only.name}; {why}", spares=True)
     report(phase="check")
 
     def make() -> TrainingStep:

@@ -70,15 +70,7 @@ def prepare_forward(
             built = build_best(module, {"x": x}, key, options, x.device, keep_integers=keep_integers, say=say)
         return build_result(built, parts, built)
 
-    found = obtain(
-        key,
-        take,
-        build,
-        store=store,
-        on_miss=on_miss,
-        check_code=check_code,
-        waiting=waiting,
-    )
+    found = obtain(key, take, build, store=store, on_miss=on_miss, check_code=check_code, waiting=waiting)
     ready = found.value
     return PreparedForward(
         key=key,
