@@ -31,7 +31,7 @@ class Buffers:
     """`count` buffers of `nbytes` each. Any thread may take and release them."""
 
     def __init__(self, count: int, nbytes: int) -> None:
-        self.count, self.nbytes = count, -(-max(1, nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.count, self.nbytes = count, _whole_pages(nbytes)
         self.fd = os.memfd_create("nimble-buffers", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.fd, self.count * self.nbytes)
@@ -41,6 +41,15 @@ class Buffers:
             raise
         self.memory = np.frombuffer(self._mapping, dtype=np.uint8)
         self._pool = Pool(range(count))
+
+    def recut(self, count: int, nbytes: int) -> bool:
+        """Make `count` buffers of `nbytes` of the same memory; False if it is too small. No buffer may be in use."""
+        nbytes = _whole_pages(nbytes)
+        if count * nbytes > self.memory.nbytes:
+            return False
+        if (count, nbytes) != (self.count, self.nbytes):
+            self.count, self.nbytes, self._pool = count, nbytes, Pool(range(count))
+        return True
 
     def begin(self) -> None:
         """Take all buffers back and offer them anew. Buffers that were taken before must no longer be used."""
@@ -75,3 +84,7 @@ class Buffers:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-max(1, nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE

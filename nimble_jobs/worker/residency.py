@@ -44,25 +44,33 @@ class Residents:
         return sum(value.bytes for value in self._values.values())
 
     @contextmanager
-    def several(self) -> Iterator[None]:
-        """A block in which several values follow each other. Changes are told once a second, and at its end.
-
-        Each report is a commit, and says all that is held.
+    def several(self) -> Iterator[Callable[[], None]]:
+        """A block in which several values follow each other. Changes are told once a second, at its end, and when the
+        function is called, as before something that takes long. Each report is a commit, and says all that is held.
         """
-        self._several, self._told_at = True, time.monotonic()
+        outer, self._several, self._told_at = self._several, True, time.monotonic()
         try:
-            yield
-        finally:
-            self._several = False
-            if self._untold:
-                self._tell()
+            yield self._tell_rest
+        except BaseException:
+            self._several = outer
+            try:
+                self._tell_rest()
+            except Exception as e:  # noqa: BLE001 - what the block raised says more
+                log.warning("residents could not be told of: %s", e)
+            raise
+        self._several = outer
+        if not outer:
+            self._tell_rest()
+
+    def _tell_rest(self) -> None:
+        if self._untold:
+            self._told_at, self._untold = time.monotonic(), False
+            self._on_change({key: value.bytes for key, value in self._values.items()})
 
     def _tell(self) -> None:
-        now = time.monotonic()
-        self._untold = self._several and now - self._told_at < _APART_S
-        if not self._untold:
-            self._told_at = now
-            self._on_change({key: value.bytes for key, value in self._values.items()})
+        self._untold = True
+        if not self._several or time.monotonic() - self._told_at >= _APART_S:
+            self._tell_rest()
 
     def begin(self) -> None:
         """A new job starts, and nothing is in use yet. Evict what the last job needed beyond the budget.

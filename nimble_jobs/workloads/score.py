@@ -219,14 +219,20 @@ def _lanes(attempt: Attempt, plan: text.TextPlan | None) -> list[Lane]:
     requests = plan.requests if plan is not None else (attempt.request(),)
     siblings = Siblings() if plan is not None else None
     lanes: dict[int, Lane] = {}
-    with keeping_compilers(), context.residents.several():
+    with keeping_compilers(), context.residents.several() as tell_of_residents:
+
+        def report(**said: Any) -> None:
+            if said.get("phase") == "build":  # it takes long, and what others do not know to be in use may be removed
+                tell_of_residents()
+            context.report(**said)
+
         for number in plan.in_turn if plan is not None else [0]:
             prepared = prepare(
                 requests[number],
                 device=attempt.device,
                 store=context.store,
                 residents=context.residents,
-                report=context.report,
+                report=report,
                 waiting=waiting(context),
                 builders=context.builders,
                 siblings=siblings,

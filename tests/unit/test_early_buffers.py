@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -55,6 +56,41 @@ def test_a_model_that_has_memory_keeps_it(made: list[Buffers]) -> None:
     assert model.buffers(*MEMORY) is own
     assert [buffers.fd for buffers in made] == [-1]
     model.close()
+
+
+def test_memory_is_cut_anew_for_another_input() -> None:
+    """Nothing is taken, and so pinned, again, as long as the memory is large enough."""
+    model = loaded()
+    own = model.buffers(1 << 20, 8)
+    memory = own.memory
+    for nbytes, count in ((1 << 18, 23), (1 << 20, 8), (1 << 12, 12)):
+        found = model.buffers(nbytes, count)
+        assert (found, found.memory is memory, found.nbytes, found.count) == (own, True, nbytes, count)
+        found.begin()
+        taken = [found.take() for _ in range(count)]
+        arrays = [buffer.array for buffer in taken if buffer is not None]
+        assert [array.ctypes.data - memory.ctypes.data for array in arrays] == [i * nbytes for i in range(count)]
+        assert found.free == 0
+    larger = model.buffers(1 << 21, 8)
+    assert own.fd == -1
+    assert larger.memory.nbytes == 8 << 21
+    model.close()
+
+
+def test_memory_that_cannot_be_had_for_a_larger_input_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next job takes new memory, and is not given what was closed."""
+    model = loaded()
+    model.buffers(1 << 16, 8)
+    with monkeypatch.context() as patched:
+        patched.setattr("nimble_jobs.planner.jobs.loaded.pin", _no_memory)
+        with pytest.raises(OSError, match="no memory"):
+            model.buffers(1 << 20, 8)
+    assert model.buffers(1 << 12, 8).fd >= 0
+    model.close()
+
+
+def _no_memory(_memory: np.ndarray, _device: torch.device) -> bool:
+    raise OSError("no memory")
 
 
 def test_memory_that_nobody_takes_is_released(made: list[Buffers]) -> None:

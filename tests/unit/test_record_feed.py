@@ -23,7 +23,6 @@ from nimble_jobs.planner.jobs.loaded import BUFFERS, batch_buffers, number_of_bu
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.spec.transform import TransformSpec
-from nimble_jobs.workloads import record_feed
 from nimble_jobs.workloads.cuts import Bounds
 from nimble_jobs.workloads.record_feed import RecordFeed, memory_of
 
@@ -121,21 +120,27 @@ def feed_of(source: Reader, decoding: Decoding, *, count: Callable[[int], int]) 
     return RecordFeed(source, loaded, [bounds], stages, last=0, bad=bad, limits=Limits(), decode=lambda _: made)
 
 
-@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize(
+    ("held", "fewest", "all_work"),
+    [
+        (7, False, True),
+        (8, False, False),  # later stages hold seven, so the memory is no larger than it has to be
+        (7, True, False),  # with the memory of a job whose records no process reads
+    ],
+)
 def test_all_processes_read_while_later_stages_hold_all_they_may(
-    pictures: Reader, monkeypatch: pytest.MonkeyPatch, *, few: bool
+    pictures: Reader, monkeypatch: pytest.MonkeyPatch, *, held: int, fewest: bool, all_work: bool
 ) -> None:
-    """With the memory of a job whose records no process reads they would not: the second case."""
+    """Three batches in decoders or on their way there, two in a queue, and two that threads have."""
     monkeypatch.setattr(reader, "PIECE_ENCODED", SIZE)
-    held = record_feed._HELD
     processes, decoding = Processes(quick=held), Decoding()
     hired: Any = processes
     pictures.hire(hired)
-    feed = feed_of(pictures, decoding, count=(lambda _: BUFFERS) if few else (lambda wanted: wanted))
+    feed = feed_of(pictures, decoding, count=(lambda _: BUFFERS) if fewest else (lambda wanted: wanted))
     with ThreadPoolExecutor(1) as pool:
         arrived = pool.submit(list, feed.arrived())
         try:
-            assert processes.all_work.wait(0.5 if few else 10) is not few
+            assert processes.all_work.wait(10 if all_work else 0.5) is all_work
         finally:
             decoding.may.set()
             processes.go_on()
@@ -145,7 +150,6 @@ def test_all_processes_read_while_later_stages_hold_all_they_may(
 def test_memory_of_a_job(pictures: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than there are batches, and no more than before where threads read."""
     monkeypatch.setattr(reader, "PIECE_ENCODED", SIZE)
-    held = record_feed._HELD
 
     def count(size: int) -> int:
         request: Any = SimpleNamespace(batch_size=size, preprocess=pictures.preprocess)
@@ -157,16 +161,16 @@ def test_memory_of_a_job(pictures: Reader, monkeypatch: pytest.MonkeyPatch) -> N
     hired: Any = Processes(quick=0)
     pictures.hire(hired)
     assert RECORDS >= FEW_RUNNING
-    assert count(SIZE) == WORKERS + held
-    assert count(2 * SIZE) == WORKERS // 2 + held
+    assert count(SIZE) == WORKERS + 7
+    assert count(2 * SIZE) == WORKERS // 2 + 7
     assert count(RECORDS // 10) == 10  # batches in all
     assert count(RECORDS) == BUFFERS
 
 
 @pytest.mark.parametrize(
     ("nbytes", "wanted", "expected"),
-    [(10 << 20, 8, 8), (10 << 20, 23, 23), (20 << 20, 23, 12), (40 << 20, 23, 8), (1 << 30, 23, 6)],
+    [(10 << 20, 8, 8), (10 << 20, 23, 23), (40 << 20, 23, 12), (80 << 20, 23, 8), (1 << 30, 23, 6)],
 )
 def test_large_batches_get_fewer_buffers(nbytes: int, wanted: int, expected: int) -> None:
-    """Beyond the usual number they take 256 MiB at most, and always 2 GiB, unless the fewest need more."""
+    """Beyond the usual number they take 512 MiB at most, and always 2 GiB, unless the fewest need more."""
     assert number_of_buffers(nbytes, wanted) == expected

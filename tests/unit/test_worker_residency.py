@@ -103,6 +103,35 @@ def test_values_that_follow_each_other_are_told_together(monkeypatch: pytest.Mon
     assert len(told) == 3
     residents.put("e", Thing(5))
     assert len(told) == 4
+    with residents.several() as tell:
+        residents.put("f", Thing(6))
+        tell()  # before something that takes long
+        tell()
+        assert [*told[-1]] == ["b", "c", "d", "a", "e", "f"]
+        with residents.several():
+            residents.put("g", Thing(7))
+        assert len(told) == 5
+    assert len(told) == 6
+
+
+def test_an_error_of_a_block_is_not_hidden_by_one_of_telling() -> None:
+    """The worker must see that memory ran out, whatever is wrong with the store."""
+
+    def fail(_held: dict[str, int]) -> None:
+        raise OSError("the disk is full")
+
+    residents = Residents(100, on_change=fail)
+
+    def put(error: Exception | None) -> None:
+        with residents.several():
+            residents.put("a", Thing(1))
+            if error is not None:
+                raise error
+
+    with pytest.raises(MemoryError):
+        put(MemoryError())
+    with pytest.raises(OSError, match="disk is full"):
+        put(None)
 
 
 def test_what_a_job_needed_beyond_the_budget_leaves_when_the_next_one_starts() -> None:

@@ -93,8 +93,8 @@ class KeepsNothing:
 
     def make_room(self, nbytes: int) -> None: ...
 
-    def several(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    def several(self) -> AbstractContextManager[Callable[[], None]]:
+        return nullcontext(lambda: None)
 
 
 def reporter(say: Say) -> Report:

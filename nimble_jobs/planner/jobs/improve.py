@@ -21,15 +21,16 @@ def leave(prepared: Sequence[Prepared], residents: Residents) -> None:
     were before it, and closed otherwise.
     """
     done: dict[int, bool] = {}  # siblings share what they carry, which is put back once
-    for one in prepared:
-        loaded = one.loaded
-        if one.progress in (None, Progress.MOVED):
-            continue
-        if one.first_run is None or not _put_back_once(loaded, done):
-            loaded.close()
-            continue
-        loaded.provisional = True
-        keep_resident(loaded, residents)
+    with residents.several():
+        for one in prepared:
+            loaded = one.loaded
+            if one.progress in (None, Progress.MOVED):
+                continue
+            if one.first_run is None or not _put_back_once(loaded, done):
+                loaded.close()
+                continue
+            loaded.provisional = True
+            keep_resident(loaded, residents)
 
 
 def _put_back_once(loaded: Loaded, done: dict[int, bool]) -> bool:

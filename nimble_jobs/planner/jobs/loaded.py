@@ -43,7 +43,7 @@ Report = Callable[..., None]  # is given the phase of a preparation, and the can
 
 BUFFERS, _FEWEST_BUFFERS = 8, 6  # of the host: one is read, two wait, two are uploaded
 _BUFFER_BYTES = 2 << 30  # in all, unless the fewest buffers need more
-_MORE_BYTES = 256 << 20  # the same for more than `BUFFERS` buffers
+_MORE_BYTES = 512 << 20  # the same for more than `BUFFERS` buffers
 
 
 class Resident(Protocol):
@@ -70,8 +70,8 @@ class Residents(Protocol):
     def make_room(self, nbytes: int) -> None:
         """Close others, least recently used first, until `nbytes` more fit the budget."""
 
-    def several(self) -> AbstractContextManager[None]:
-        """A block in which several values are put. Who else hears of values hears of these together."""
+    def several(self) -> AbstractContextManager[Callable[[], None]]:
+        """A block in which several values are put. Others are told of them together, or when the function is called."""
 
 
 @dataclass(eq=False)
@@ -158,13 +158,13 @@ class Loaded:
         return self._arrivals
 
     def buffers(self, nbytes: int, count: int = BUFFERS) -> Buffers:
-        """Host memory for batches, as `batch_buffers` makes it; kept for later jobs."""
-        kept = self._buffers
-        if kept is None or kept.nbytes < nbytes or kept.count < number_of_buffers(nbytes, count):
-            if kept is not None:
-                kept.close()
-            self._buffers = kept = batch_buffers(nbytes, count, self.device)
-        return kept
+        """Host memory for batches, as `batch_buffers` makes it; kept for later jobs, which cut it anew."""
+        kept, self._buffers = self._buffers, None
+        if kept is not None and not kept.recut(number_of_buffers(nbytes, count), nbytes):
+            kept.close()
+            kept = None
+        self._buffers = kept or batch_buffers(nbytes, count, self.device)
+        return self._buffers
 
     def keep_buffers(self, buffers: Buffers) -> None:
         """Take over what `buffers` would otherwise make; not needed if it has been made."""

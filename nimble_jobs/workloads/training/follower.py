@@ -116,9 +116,9 @@ class _NoResidents:
     def make_room(self, nbytes: int) -> None:
         """Nothing is in the way."""
 
-    def several(self) -> AbstractContextManager[None]:
-        """Nobody hears of anything."""
-        return nullcontext()
+    def several(self) -> AbstractContextManager[Callable[[], None]]:
+        """Nobody is told of anything."""
+        return nullcontext(lambda: None)
 
 
 class _Team:
