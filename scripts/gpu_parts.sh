@@ -2,7 +2,7 @@
 # Measurements on a GPU that is lent for minutes: parts with time limits of their own, whose lines are printed as each ends.
 #
 #   scripts/gpu_parts.sh FOLDER PART:SECONDS[@GPU][+PART:SECONDS[@GPU]...] ...
-#   scripts/gpu_parts.sh out/parts ranks:150 text:240@1+inference:240@0 scoring:115@0+resident:100@1 run:45 tests:120
+#   scripts/gpu_parts.sh out/parts ranks:150 text:590@1+inference:590@0 scoring:320@0+resident:190@1 run:45 tests:280
 #
 # Parts that are joined by + run side by side, each on its GPU and its share of the cores. Whatever a part wrote by the end of its time is in FOLDER.
 #   tests      all of tests/gpu, eight files at a time, since they compile more than they compute (TESTS names other files): 280 s
@@ -30,6 +30,19 @@ tested() {  # FILE OUT: run the tests of one file
     log=$2-$(basename "$1").log
     "$PYTHON" -m pytest -q "$1" -p no:cacheprovider -p no:benchmark >"$log" 2>&1
     echo "$1: $(tail -1 "$log")"
+}
+
+share() {  # NUMBER COUNT: the logical cores of one of so many equal shares; those of a physical core stay together
+    "$PYTHON" - "$1" "$2" <<'END'
+import os, subprocess, sys
+number, count = int(sys.argv[1]), max(1, int(sys.argv[2]))
+rows = subprocess.run(["lscpu", "-p=SOCKET,CORE,CPU"], capture_output=True, text=True).stdout.split()
+places = sorted(tuple(int(n or 0) for n in row.split(",")) for row in rows if row[0].isdigit())
+usable = os.sched_getaffinity(0)
+cores = [cpu for *_, cpu in places if cpu in usable] or sorted(usable)
+mine = cores[number * len(cores) // count : (number + 1) * len(cores) // count] or cores
+print(",".join(map(str, mine)))
+END
 }
 
 part() {  # NAME SECONDS: measure it
@@ -63,7 +76,7 @@ part() {  # NAME SECONDS: measure it
 }
 
 export -f part tested
-gpus=$(nvidia-smi --list-gpus | wc -l) cores=$(nproc)
+gpus=$(nvidia-smi --list-gpus | wc -l)
 export folder
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 for group in "$@"; do
@@ -74,7 +87,8 @@ for group in "$@"; do
             mine=()
             if [ -n "$gpu" ]; then
                 export CUDA_VISIBLE_DEVICES=$gpu
-                mine=(taskset -c "$((gpu * cores / gpus))-$(((gpu + 1) * cores / gpus - 1))")
+                mine=(taskset -c "$(share "$gpu" "$gpus")")
+                echo "cores: ${mine[2]}" >"$folder/$name.cores"
             fi
             timeout -k 10 "$seconds" ${mine[@]+"${mine[@]}"} bash -c 'part "$@"' part "$name" "$seconds" >"$folder/$name.log" 2>&1
             code=$?
