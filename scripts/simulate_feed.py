@@ -36,7 +36,7 @@ from nimble_jobs.planner.jobs.loaded import batch_buffers
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.spec.transform import TransformSpec
-from nimble_jobs.workloads.cuts import Bounds
+from nimble_jobs.workloads.cuts import cut
 from nimble_jobs.workloads.decoding import THREADS
 from nimble_jobs.workloads.record_feed import RecordFeed
 
@@ -88,20 +88,16 @@ def until(moment: float) -> None:
 
 def feed_of(reader: Reader, asked: argparse.Namespace, buffers: int, meters: Any) -> RecordFeed:
     """The stages before the replays."""
-    cpu, size, total = torch.device("cpu"), asked.batch, reader.total
 
     def memory(nbytes: int, wanted: int) -> Buffers:
-        return Buffers(buffers, nbytes) if buffers else batch_buffers(nbytes, wanted, cpu)
+        return Buffers(buffers, nbytes) if buffers else batch_buffers(nbytes, wanted, torch.device("cpu"))
 
     loaded: Any = SimpleNamespace(
-        request=SimpleNamespace(batch_size=size, preprocess=reader.preprocess),
+        request=SimpleNamespace(batch_size=asked.batch, preprocess=reader.preprocess),
         arrivals=SimpleNamespace(begin=lambda: None, end=lambda: None),
         buffers=memory,
     )
-    bounds = [
-        Bounds(shard=0, start=start, stop=min(start + size, total), last=False, left=total - start)
-        for start in range(0, total, size)
-    ]
+    bounds = cut([(0, reader.total)], frozenset(), asked.batch)
     bad: Any = SimpleNamespace(add=lambda _: None)
     decode: Any = lambda meter: Engines(meter, asked.decode_us / 1e6)  # noqa: E731
     return RecordFeed(reader, loaded, [bounds], meters, last=0, bad=bad, limits=Limits(), decode=decode)

@@ -47,8 +47,7 @@ class Buffers:
         nbytes = _whole_pages(nbytes)
         if count * nbytes > self.memory.nbytes:
             return False
-        if (count, nbytes) != (self.count, self.nbytes):
-            self.count, self.nbytes, self._pool = count, nbytes, Pool(range(count))
+        self.count, self.nbytes, self._pool = count, nbytes, Pool(range(count))
         return True
 
     def begin(self) -> None:

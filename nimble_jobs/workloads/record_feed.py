@@ -177,11 +177,11 @@ def memory_of(request: Request, reader: Reader, *, encoded: bool) -> tuple[int, 
     All processes that read can work while later stages hold as many batches as they may.
     """
     size = request.batch_size
-    count = min(-(-reader.total // size), reader.at_once(size, encoded=encoded) + _HELD)
+    count = max(BUFFERS, min(-(-reader.total // size), reader.at_once(size, encoded=encoded) + _HELD))
     if encoded:
-        return size * reader.encoded_bytes, max(BUFFERS, count)
+        return size * reader.encoded_bytes, count
     crossing = request.preprocess or reader.signature
-    return size * math.prod(crossing.shape) * np.dtype(crossing.dtype).itemsize, max(BUFFERS, count)
+    return size * math.prod(crossing.shape) * np.dtype(crossing.dtype).itemsize, count
 
 
 def upload(parts: Iterator[Part], lanes: list[Loaded], *, pads: bool = True) -> Generator[tuple[Arrived | None, Part]]:

@@ -118,16 +118,23 @@ def test_died_before_the_rename(store: Store, tmp_path: Path, if_exists: str) ->
     assert np.load(path / "part-00000.top1.npy").tolist() == [1, 2, 3, 4], "taken over from the first attempt"
 
 
+def stopped(store: Store, path: Path) -> tuple[Job, Staging, publication.Found, Job]:
+    """An attempt that was stopped after its last look before the rename: its job, its staging, and its sealed manifest;
+    and the job of the attempt after it.
+    """
+    first = claimed(store, path)
+    stale = staged(store, path, first)
+    held = stale._complete({})
+    lose(store, first)
+    return first, stale, held, again(store)
+
+
 def test_stopped_before_the_rename(store: Store, tmp_path: Path) -> None:
     """An attempt that was stopped after its last look goes on when another one has published. It finds the output, and
     its end changes nothing.
     """
     path = tmp_path / "out"
-    first = claimed(store, path)
-    stale = staged(store, path, first)
-    held = stale._complete({})
-    lose(store, first)
-    second = again(store)
+    first, stale, held, second = stopped(store, path)
     assert end(store, second, published(store, path, second))
     there = publication.publish(stale._output, stale._folder, held, store.publications)
     assert there.manifest["attempt"] == 2
@@ -156,11 +163,7 @@ def test_a_stale_attempt_publishes_nothing(store: Store, tmp_path: Path) -> None
 def test_a_stale_attempt_that_is_first(store: Store, tmp_path: Path) -> None:
     """It was stopped after its last look, and renames while the next attempt works, which then takes its folder."""
     path = tmp_path / "out"
-    first = claimed(store, path)
-    stale = staged(store, path, first)
-    held = stale._complete({})
-    lose(store, first)
-    second = again(store)
+    _, stale, held, second = stopped(store, path)
     newer = staged(store, path, second)
     publication.publish(stale._output, stale._folder, held, store.publications)
     newer.publish({}, shards=1)

@@ -23,7 +23,7 @@ from nimble_jobs.planner.jobs.loaded import BUFFERS, batch_buffers, number_of_bu
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.spec.transform import TransformSpec
-from nimble_jobs.workloads.cuts import Bounds
+from nimble_jobs.workloads.cuts import cut
 from nimble_jobs.workloads.record_feed import RecordFeed, memory_of
 
 SIZE, WORKERS = 4, 12  # records of a batch, which are one piece of work; processes
@@ -111,10 +111,7 @@ def feed_of(source: Reader, decoding: Decoding, *, count: Callable[[int], int]) 
         buffers=lambda nbytes, wanted: batch_buffers(nbytes, count(wanted), cpu),
     )
     stages: Any = SimpleNamespace(alone=False, read=Meter("read"), decode=Meter("decode"))
-    bounds = [
-        Bounds(shard=0, start=start, stop=start + SIZE, last=False, left=RECORDS - start)
-        for start in range(0, RECORDS, SIZE)
-    ]
+    bounds = cut([(0, RECORDS)], frozenset(), SIZE)
     bad: Any = SimpleNamespace(add=lambda _: None)
     made: Any = decoding
     return RecordFeed(source, loaded, [bounds], stages, last=0, bad=bad, limits=Limits(), decode=lambda _: made)

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import CheckpointGone, Damaged, JobFailed, NimbleError
 from nimble_jobs.models.pictures import with_model_transform
 from nimble_jobs.orphans import die_with
+from nimble_jobs.planner.jobs.ahead import KeepsNothing
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.store import open_store
@@ -79,7 +80,7 @@ def follow(hear: Hear, say: Say) -> None:
             spec=with_model_transform(specs.restore(job.spec)),
             device=part.device,
             store=store,
-            residents=_NoResidents(),
+            residents=KeepsNothing(),
             stop=lambda: Stop.GO,
             report=lambda **_: None,
             event=lambda *_: None,
@@ -102,23 +103,6 @@ def take_part(part: Part, context: JobContext, hear: Hear, say: Say) -> None:
         # What the leader has is stored, or could not be stored.
         with prepared(reading, kinds, on_miss="eager", team=_Team(part, say)) as ready:
             _train(reading, plan, ready)
-
-
-class _NoResidents:
-    """A follower keeps nothing on its device for other jobs."""
-
-    def get(self, key: str) -> None:
-        """Nothing is kept."""
-
-    def put(self, key: str, value: object) -> None:
-        """Nothing is kept."""
-
-    def make_room(self, nbytes: int) -> None:
-        """Nothing is in the way."""
-
-    def several(self) -> AbstractContextManager[Callable[[], None]]:
-        """Nobody is told of anything."""
-        return nullcontext(lambda: None)
 
 
 class _Team:
