@@ -304,7 +304,7 @@ class Reader:
                 decoder.crew = self._crew
 
     def at_once(self, batch_size: int, *, encoded: bool) -> int:
-        """In how many batches all processes that read find work; 0 if threads read."""
+        """How many batches must be read at once so that each reading process has work; 0 if threads read."""
         if self._crew is None:
             return 0
         pieces = -(-batch_size // _piece(encoded=encoded))  # of a batch

@@ -31,7 +31,9 @@ from nimble_jobs.workloads.stages import Stages
 
 _READ_AHEAD = 2  # batches that wait to be uploaded
 UPLOADED = 2  # batches that wait for a replay
-_HELD = THREADS + 1 + _READ_AHEAD + 2  # batches that are read: in decoders and queues, or two threads have them
+# Batches that have been read and still occupy their memory: with the decoders, in the queue, and with two threads that
+# pass them on.
+_HELD = THREADS + 1 + _READ_AHEAD + 2
 
 
 class RecordFeed:
