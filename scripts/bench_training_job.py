@@ -39,7 +39,7 @@ from nimble_jobs.job import JobState
 from nimble_jobs.store import home, open_store
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads.context import Stop
-from nimble_jobs.workloads.training import job as training_job
+from nimble_jobs.workloads.training import attempt as training_attempt
 from nimble_jobs.workloads.training.batches.epochs import Epochs
 from nimble_jobs.workloads.training.loop import Loop
 from nimble_jobs.workloads.training.step.setup import evaluating
@@ -244,7 +244,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each bare loop")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    training_job.Loop = Timed  # type: ignore[attr-defined]
+    training_attempt.Loop = Timed  # type: ignore[attr-defined]
     results = []
     for model, size, steps in given.models:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,11 @@
 """How far predictions agree between pictures decoded on the CPU and on the GPU, on 1,000 photographs.
 
-    python scripts/compare_decoders.py [--device cuda] [--count 1000] [--table docs/measurements/decoders.md]
+    python scripts/compare_decoders.py [--device cuda] [--count 1000] [--photos DIR] [--table FILE]
 
-The photographs are crops of those that scikit-image and scikit-learn ship, of several sizes and qualities. Random
-weights would say nothing of agreement, so a small network first learns, from other crops, which photograph a crop comes
-from. On a CPU torchvision's decoder stands in for the GPU's. Needs no network.
+The photographs are crops of those that scikit-image and scikit-learn ship, or of those in DIR, of several sizes and
+qualities. Random weights would say nothing of agreement, so a small network first learns, from other crops, which
+photograph a crop comes from. On a CPU torchvision's decoder stands in for the GPU's. Needs no network. The table is
+added to FILE.
 """
 
 from __future__ import annotations
@@ -19,10 +20,9 @@ import numpy as np
 import torch
 from measuring import commit
 from PIL import Image
-from skimage import data
-from sklearn.datasets import load_sample_images
 from torch import nn
 
+from nimble_jobs.bench.scoring.photos import sources
 from nimble_jobs.decoding.do import left_encoded
 from nimble_jobs.decoding.picture import decoder, pixels
 from nimble_jobs.decoding.recipe import Recipe
@@ -32,19 +32,18 @@ from nimble_jobs.pictures import Pictures
 
 SIDE, BATCH = 128, 50
 RECIPE = Recipe(channels=3, resize=(SIDE, SIDE), center_crop=None, size=(SIDE, SIDE))
-STEPS = 300
+STEPS = 900
 
 
-def photographs() -> list[Image.Image]:
-    """Those that both libraries ship within their packages."""
-    arrays = [*load_sample_images().images, data.astronaut(), data.chelsea(), data.coffee(), data.rocket()]
-    return [Image.fromarray(array).convert("RGB") for array in arrays]
+def photographs(folder: Path | None) -> list[Image.Image]:
+    """Those of a folder, else those that both libraries ship within their packages."""
+    return [Image.open(path).convert("RGB") for path in sources(folder)]
 
 
-def crops(count: int, seed: int) -> tuple[list[bytes], torch.Tensor]:
+def crops(found: list[Image.Image], count: int, seed: int) -> tuple[list[bytes], torch.Tensor]:
     """JPEGs, and the number of the photograph that each comes from."""
     rng = np.random.default_rng(seed)
-    found, labels = photographs(), rng.integers(0, 6, size=count)
+    labels = rng.integers(0, len(found), size=count)
     encoded = []
     for label in labels.tolist():
         image = found[label]
@@ -87,22 +86,22 @@ def by_device(encoded: list[bytes], device: torch.device) -> tuple[torch.Tensor,
     return torch.cat(rows), refused
 
 
-def network() -> nn.Module:
+def network(classes: int) -> nn.Module:
     layers: list[nn.Module] = []
     for before, after in ((3, 16), (16, 32), (32, 64), (64, 96)):
         layers += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 6))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, classes))
 
 
 def values(x: torch.Tensor) -> torch.Tensor:
     return x.permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
-def trained() -> nn.Module:
+def trained(found: list[Image.Image]) -> nn.Module:
     """A network that has learnt from 600 crops, decoded on the CPU."""
     torch.manual_seed(0)
-    encoded, labels = crops(600, seed=1)
-    x, net = by_cpu(encoded), network()
+    encoded, labels = crops(found, 600, seed=1)
+    x, net = by_cpu(encoded), network(len(found))
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)
     for _ in range(STEPS):
         rows = torch.randint(0, len(x), (32,))
@@ -117,9 +116,9 @@ def probabilities(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return torch.cat([net(values(part)).softmax(dim=1) for part in x.split(BATCH)])
 
 
-def report(count: int, device: torch.device) -> str:
-    encoded, labels = crops(count, seed=0)
-    net = trained()
+def report(photos: list[Image.Image], count: int, device: torch.device) -> str:
+    encoded, labels = crops(photos, count, seed=0)
+    net = trained(photos)
     host = by_cpu(encoded)
     other, refused = by_device(encoded, device)
     far = (host.to(torch.int16) - other.to(torch.int16)).abs()
@@ -152,12 +151,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--photos", type=Path, help="a folder of photographs; default: those of the two libraries")
     parser.add_argument("--table", type=Path, help="add what was found to this file")
     given = parser.parse_args()
     device = torch.device(given.device)
     if device.type == "cuda" and (why := available(device)) is not None:
         raise SystemExit(f"{device}: {why}")
-    found = report(given.count, device)
+    found = report(photographs(given.photos), given.count, device)
     print(found)
     if given.table is not None:
         before = given.table.read_text() if given.table.exists() else ""

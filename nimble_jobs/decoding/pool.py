@@ -53,8 +53,8 @@ class Decoders:
 
     @property
     def running(self) -> bool:
-        """Whether processes have been started."""
-        return bool(self.pids)
+        """Whether processes have been started, or are being started, and have not ended since."""
+        return self._thread is not None
 
     @property
     def pids(self) -> list[int]:

@@ -6,7 +6,6 @@ Two decoders in two threads keep the device's decoding engines busy: while one r
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import Counter
 from importlib.metadata import version
 
@@ -28,9 +27,6 @@ _TAKES = 4  # decoding takes so many times as much: decoded pictures, memory the
 _SHARE = 64  # a call takes at most this fraction (1/64) of the device's memory
 _ALIGNED = 256  # bytes; where the planes of a picture begin
 _LARGE_BYTES = 10 << 20  # above it, torch's allocator keeps separate memory for each size
-# Idle streams by device index. The memory that the allocator cached for them is used again.
-_STREAMS: dict[int, list[torch.cuda.Stream]] = {}
-_LOCK = threading.Lock()
 
 
 class PictureDecoder:
@@ -75,10 +71,7 @@ class PictureDecoder:
         self._grown_bytes = 0  # what the allocator took for large pictures since its cache was last emptied
         self._stream: torch.cuda.Stream | None = None
         if able(self.device).streams:
-            with _LOCK:
-                free = _STREAMS.setdefault(self.device.index, [])
-                # Its kernels are short, and replays keep all multiprocessors busy: behind them each would wait.
-                self._stream = free.pop() if free else streams.urgent(self.device)
+            self._stream = streams.take(self.device, urgent=True)
             self.done = torch.cuda.Event()
         self._tables = Tables(self.device)
         self._memory = BlankMemory(self.device, self._at_once_bytes)
@@ -154,8 +147,7 @@ class PictureDecoder:
             self._memory.drop()
             if engines is not None:
                 jpeg_engines.give_back(engines)
-            with _LOCK:
-                _STREAMS[self.device.index].append(stream)
+            streams.give_back(stream, urgent=True)  # with the memory that the allocator cached for it
 
     def _check(self, pictures: Pictures, out: torch.Tensor, boxes: np.ndarray | None) -> None:
         shape = (self._shaping.height, self._shaping.width, self._shaping.channels)

@@ -18,32 +18,31 @@ import torch
 
 from nimble_jobs.engine.cuda_driver import create_stream
 
-_IDLE: dict[int, deque[torch.cuda.Stream]] = {}  # by device index
+_IDLE: dict[tuple[int, bool], deque[torch.cuda.Stream]] = {}  # by device index, and by whether they are urgent
 
 
-def take(device: torch.device) -> torch.cuda.Stream:
-    """A stream of the device that nobody else uses until `give_back`. Raises OutOfMemory, DeviceFault."""
+def take(device: torch.device, *, urgent: bool = False) -> torch.cuda.Stream:
+    """A stream of the device that nobody else uses until `give_back`. Raises OutOfMemory, DeviceFault.
+
+    Kernels of an `urgent` one go before those of other streams. That is for short ones: replays keep all
+    multiprocessors busy, and behind them each would wait.
+    """
     try:
         # Without a lock: `give_back` may be called by the garbage collector, anywhere.
-        return _idle(device).pop()
+        return _idle(device, urgent).pop()
     except IndexError:
-        return torch.cuda.ExternalStream(create_stream(device), device)
+        return torch.cuda.ExternalStream(create_stream(device, urgent=urgent), device)
 
 
-def urgent(device: torch.device) -> torch.cuda.Stream:
-    """A new stream whose kernels go before those of other streams, for good. Raises OutOfMemory, DeviceFault."""
-    return torch.cuda.ExternalStream(create_stream(device, urgent=True), device)
-
-
-def give_back(stream: torch.cuda.Stream) -> None:
+def give_back(stream: torch.cuda.Stream, *, urgent: bool = False) -> None:
     """Let others use a stream. Work may still run on it, which theirs then follows, but no capture."""
-    _idle(stream.device).append(stream)
+    _idle(stream.device, urgent).append(stream)
 
 
-def take_for(owner: object, device: torch.device) -> torch.cuda.Stream:
+def take_for(owner: object, device: torch.device, *, urgent: bool = False) -> torch.cuda.Stream:
     """A stream that nobody but `owner` uses, until it is freed. Raises OutOfMemory, DeviceFault."""
-    stream = take(device)
-    weakref.finalize(owner, give_back, stream).atexit = False
+    stream = take(device, urgent=urgent)
+    weakref.finalize(owner, give_back, stream, urgent=urgent).atexit = False
     return stream
 
 
@@ -57,5 +56,5 @@ def borrowed(device: torch.device) -> Iterator[torch.cuda.Stream]:
         give_back(stream)
 
 
-def _idle(device: torch.device) -> deque[torch.cuda.Stream]:
-    return _IDLE.setdefault(device.index or 0, deque())
+def _idle(device: torch.device, urgent: bool) -> deque[torch.cuda.Stream]:
+    return _IDLE.setdefault((device.index or 0, urgent), deque())

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from nimble_jobs.engine.streams import borrowed, give_back, take, urgent
+from nimble_jobs.engine.streams import borrowed, give_back, take
 
 DEVICE = torch.device("cuda", 0)
 
@@ -62,5 +62,5 @@ def test_what_another_thread_does_is_no_part_of_a_capture() -> None:
 def test_urgent_streams_go_first() -> None:
     """The device says so."""
     stream = take(DEVICE)
-    assert urgent(DEVICE).priority < stream.priority == 0
+    assert take(DEVICE, urgent=True).priority < stream.priority == 0
     give_back(stream)

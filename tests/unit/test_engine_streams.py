@@ -33,7 +33,7 @@ class Stream:
 def _handles(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = itertools.count(1)
     monkeypatch.setattr(streams, "_IDLE", {})
-    monkeypatch.setattr(streams, "create_stream", lambda _device: next(numbers))
+    monkeypatch.setattr(streams, "create_stream", lambda _device, urgent: (-1 if urgent else 1) * next(numbers))
     monkeypatch.setattr(torch.cuda, "ExternalStream", Stream)
 
 
@@ -44,7 +44,17 @@ def test_no_two_users_have_one_stream() -> None:
     assert len({stream.cuda_stream for stream in taken}) == 80
     streams.give_back(taken[0])
     assert streams.take(other) not in taken
+    assert streams.take(DEVICE, urgent=True) not in taken
     assert streams.take(DEVICE) is taken[0]
+
+
+def test_urgent_streams_are_kept_apart() -> None:
+    """Whose kernels would otherwise go before others', or wait behind them, by chance."""
+    urgent = streams.take(DEVICE, urgent=True)
+    assert urgent.cuda_stream < 0
+    streams.give_back(urgent, urgent=True)
+    assert streams.take(DEVICE).cuda_stream > 0
+    assert streams.take(DEVICE, urgent=True) is urgent
 
 
 def test_a_stream_is_free_again_when_its_owner_is() -> None:

@@ -87,7 +87,7 @@ class Intake:
     ) -> None:
         """For these readers and up to this `batch_size`. With `on_device`, the device decodes pictures."""
         self.device, self.stored = device, able(device).separate_memory or on_device
-        self.stream = take_for(self, device) if able(device).streams else None
+        self.stream = take_for(self, device, urgent=True) if able(device).streams else None
         self.meters = Meters(device, decodes=on_device)
         self._on_device = on_device
         self._decoders: dict[Recipe, PictureDecoder] = {}
