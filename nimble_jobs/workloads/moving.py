@@ -8,45 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import torch
-
-from nimble_jobs.engine import device as devices
-from nimble_jobs.engine.device import able
 from nimble_jobs.engine.state import RandomStates
-from nimble_jobs.payback import Decision, Plan, Situation, decide, move_pays
+from nimble_jobs.payback import Plan, move_pays
 from nimble_jobs.planner import Prepared, Progress, improve
-from nimble_jobs.planner.jobs.background import order_of
 from nimble_jobs.planner.jobs.building import capture_quickly
-from nimble_jobs.planner.jobs.first_run import expected, idle_cores, kernels_and_call_s
+from nimble_jobs.planner.jobs.first_run import idle_cores
 from nimble_jobs.planner.jobs.improve import build_now
 from nimble_jobs.planner.jobs.prepared import FirstRun
 from nimble_jobs.planner.lookup.siblings import choice_words
 from nimble_jobs.planner.search.contest import faster_in_eager
 from nimble_jobs.plural import count
 from nimble_jobs.spec.units import format_duration
-from nimble_jobs.store import Demand, Miss
 from nimble_jobs.workloads.context import JobContext
+from nimble_jobs.workloads.deciding import At, decided, demand_of, uses_of, want
 from nimble_jobs.workloads.waiting import waiting
 
 _DECIDE_S = 0.3  # seconds of running after which the measured rate counts
 _DECIDE_BATCHES = 3
 _ASK_S = 5.0  # how often the store is asked whether others have built the schedule
-_FED_BADLY = 0.2  # above this share of time spent waiting for input, no schedule makes the job faster
-_MOSTLY_CALLS = 0.5  # below this share of time spent in the model, something else limits the job
-_HITS = 20  # hits of the model's other schedules that count as a sign of more to come; two count as one
-
-
-@dataclass(frozen=True, kw_only=True)
-class At:
-    """Where a job stands between two batches."""
-
-    record: int  # the first of the next batch, in the order of the input
-    done: int  # records of this attempt whose results are on the host
-    left: int  # records of this attempt that have not been sent to the device yet
-    run_s: float  # seconds since this attempt asked for its first batch
-    waits: float = 0.0  # share of that time spent waiting for the model's input
 
 
 def due(context: JobContext, prepared: Prepared, where: Callable[[], At]) -> bool:
@@ -121,8 +102,8 @@ def _finished(context: JobContext, prepared: Prepared, at: At, run_s: float) -> 
         return None
     if not run.why:
         run.why = f"stayed in eager: the job ended after {format_duration(run_s)}, too early to decide on a build"
-    _want(context, prepared, run, at)
-    demand = _demand(context, prepared)
+    want(context, prepared, run, at)
+    demand = demand_of(context, prepared)
     if demand.failed is not None:
         left = f"an earlier build failed: {demand.failed}; to try again, run: nimble-jobs cache build SPEC"
     elif not context.builders.running(loaded.key):
@@ -131,7 +112,7 @@ def _finished(context: JobContext, prepared: Prepared, at: At, run_s: float) -> 
         context.builders.end(loaded.key)
         left = f"the job ended before its background build did, so the build was stopped; {_BY_HAND}"
     else:
-        context.builders.alone(loaded.key, ends_at_once=not _uses(context, demand))
+        context.builders.alone(loaded.key, ends_at_once=not uses_of(context, demand))
         left = "the job ended before its background build, which continues"
     return left if run.decision is not None else f"{run.why}; {left}"
 
@@ -170,110 +151,30 @@ def _begin(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Pr
         run.why = f"stays in eager: the model carries {carried!r} from batch to batch"
         context.event("schedule", run.why, {"key": loaded.key})
         return prepared
-    demand = _demand(context, prepared)
+    demand = demand_of(context, prepared)
     if demand.failed is not None:  # `finish` says why
         run.why = "stays in eager: no build is expected to succeed"
         return prepared
-    decided = _decided(context, prepared, run, at, demand)
-    run.decision, run.why = decided, f"from record {at.record:,}: {decided.why}"
-    data = {"key": loaded.key, "plan": decided.plan.value, "record": at.record, "later": decided.later}
-    context.event("schedule", run.why, data | {"cost_s": decided.cost_s, "saving_s": decided.saving_s})
-    _want(context, prepared, run, at)
+    chosen = decided(context, prepared, run, at, demand)
+    run.decision, run.why = chosen, f"from record {at.record:,}: {chosen.why}"
+    data = {"key": loaded.key, "plan": chosen.plan.value, "record": at.record, "later": chosen.later}
+    context.event("schedule", run.why, data | {"cost_s": chosen.cost_s, "saving_s": chosen.saving_s})
+    want(context, prepared, run, at)
     found = prepared
-    if decided.plan.beside:
+    if chosen.plan.beside:
         assert context.builders is not None
         threads = max(1, int(idle_cores(loaded.device)))
         context.builders.start(loaded.key, loaded.request, loaded.device, threads=threads)
         found = replace(found, progress=Progress.BUILDING)
-    if decided.plan.quick:
+    if chosen.plan.quick:
         found = _quickly(context, found, run, at)
-    elif decided.plan is Plan.WAIT:
+    elif chosen.plan is Plan.WAIT:
         context.report(phase="build")
         start = time.perf_counter()
         build_now(prepared, store=context.store, waiting=waiting(context), report=context.report)
         found = replace(found, build_s=found.build_s + time.perf_counter() - start)
         found = _moved(context, found, at)
     return found
-
-
-def _decided(context: JobContext, prepared: Prepared, run: FirstRun, at: At, demand: Demand) -> Decision:
-    loaded, on_gpu = prepared.loaded, able(prepared.loaded.device).asynchronous
-    assert run.began is not None
-    record_s = (at.run_s - run.began[1]) / (at.done - run.began[0])
-    call_s, kernels_s, busy = record_s * loaded.request.batch_size, None, 1 - at.waits
-    if on_gpu and loaded.schedule is None:
-        batch_s = call_s
-        kernels_s, call_s = kernels_and_call_s(loaded, batch_s)
-        busy = min(1.0, call_s / batch_s)
-    if at.waits > _FED_BADLY or busy < _MOSTLY_CALLS:
-        busy = 0.0
-    builds = context.store.schedules.builds(run_device(prepared))
-    model = run.parts.get("model.source", "")
-    if loaded.schedule is not None:  # an earlier job has captured the quick candidate
-        eager_s = loaded.schedule.eager_us / 1e6
-        costs = expected(builds, model=model, on_gpu=on_gpu, call_s=eager_s, kernels_s=eager_s)
-        run.costs = replace(costs, quick_ratio=1.0)
-    else:
-        run.costs = expected(builds, model=model, on_gpu=on_gpu, call_s=call_s, kernels_s=kernels_s)
-    situation = Situation(
-        left=at.left,
-        record_s=record_s,
-        busy=busy,
-        spent_s=prepared.load_s + prepared.build_s + at.run_s,
-        on_gpu=on_gpu,
-        idle_cores=idle_cores(loaded.device),
-        threads=1 if on_gpu else torch.get_num_threads(),
-        beside=context.builders is not None,
-        outlives=not context.job.foreground,
-        uses=_uses(context, demand),
-        records=at.done + at.left,
-    )
-    return decide(situation, run.costs)
-
-
-def run_device(prepared: Prepared) -> str:
-    """The device's name as schedules store it."""
-    return devices.describe(prepared.loaded.device)
-
-
-def _demand(context: JobContext, prepared: Prepared) -> Demand:
-    return context.store.wanted.demand(prepared.loaded.key, context.job.spec, job=context.job.id)
-
-
-def _uses(context: JobContext, demand: Demand) -> float:
-    """How many later uses of the schedule gain if this job builds it: uses that no idle worker's build would serve.
-
-    The schedule is expected to be needed as often as it was missed before. In a worker, these uses count only if an
-    idle build was tried, because then the idle times are too short for it.
-    """
-    if not context.job.foreground:
-        return demand.queued + (demand.misses if demand.tries else 0)
-    return demand.misses + demand.queued + demand.timers + min(demand.hits, _HITS) / 2
-
-
-def _want(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> None:
-    """Tell the store, once for each job, that the job runs without its schedule."""
-    if run.wanted:
-        return
-    run.wanted = True
-    loaded, costs = prepared.loaded, run.costs
-    batch_s = loaded.request.batch_size * at.run_s / at.done if at.done else 0.0
-    if costs is None:
-        builds = context.store.schedules.builds(run_device(prepared))
-        on_gpu = able(loaded.device).asynchronous
-        costs = expected(builds, model=run.parts.get("model.source", ""), on_gpu=on_gpu, call_s=batch_s)
-    saves_s = (at.done + at.left) / loaded.request.batch_size * batch_s * (1 - costs.build_ratio)
-    miss = Miss(
-        key=loaded.key,
-        model=run.parts.get("model.source", ""),
-        device=run_device(prepared),
-        input=run.parts.get("input", ""),
-        request=order_of(loaded.key, loaded.request, loaded.device),
-        saves_s=saves_s,
-        costs_s=costs.build_s,
-        why=run.why,
-    )
-    context.store.wanted.missed(miss, time.time())
 
 
 def _quickly(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Prepared:

@@ -10,9 +10,9 @@ from typing import Protocol
 from nimble_jobs.data import Batch
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.planner import Prepared
-from nimble_jobs.workloads import moving
 from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.cuts import Bounds
+from nimble_jobs.workloads.deciding import At
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,9 +51,9 @@ class Lane:
         """Seconds of all turns so far."""
         return self.run_s + (time.perf_counter() - self.entered if self.entered is not None else 0.0)
 
-    def at(self, *, record: int, left: int, waits: float) -> moving.At:
+    def at(self, *, record: int, left: int, waits: float) -> At:
         """Where the job stands, from this lane's view."""
-        return moving.At(
+        return At(
             record=record,
             done=self.done,
             left=round(left * self.share),

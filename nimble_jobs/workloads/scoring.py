@@ -30,6 +30,7 @@ from nimble_jobs.workloads import moving
 from nimble_jobs.workloads.answering import FIELDS, answered
 from nimble_jobs.workloads.collected import Collected, Form, Shard
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
+from nimble_jobs.workloads.deciding import At
 from nimble_jobs.workloads.heads import heads_of
 from nimble_jobs.workloads.parts import Feed, Lane, Part
 from nimble_jobs.workloads.stages import Stages
@@ -216,7 +217,7 @@ class Scoring:
             if in_eager and part.at.last:  # `altered` is asked before the model is called again
                 return
 
-    def _at(self, lane: Lane) -> moving.At:
+    def _at(self, lane: Lane) -> At:
         part = self._next[1] if self._next is not None else None
         return lane.at(
             record=part.at.start if part is not None else self._feed.total,

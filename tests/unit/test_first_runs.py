@@ -25,7 +25,8 @@ from nimble_jobs.store import Store, WantedState, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.executor import Station, execute, real_station
 from nimble_jobs.worker.foreground import run_inline
-from nimble_jobs.workloads import moving
+from nimble_jobs.workloads import deciding, moving
+from nimble_jobs.workloads.deciding import At
 from tests.store_samples import queued
 
 CPU = torch.device("cpu")
@@ -109,7 +110,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 def decided(monkeypatch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let each job decide for this plan."""
     answer = Decision(plan=plan, later=False, cost_s=1.0, saving_s=2.0, ends_s=3.0, eager_s=4.0, why="because")
-    monkeypatch.setattr(moving, "decide", lambda *_: answer)
+    monkeypatch.setattr(deciding, "decide", lambda *_: answer)
 
 
 def station_of(store: Store, builders: Builders | None) -> Station:
@@ -350,5 +351,5 @@ def test_a_bucket_waits_for_the_build_of_another_one(siblings: bool, busy: list[
     run = FirstRun(parts={}, began=(4, 0.1))
     prepared = Prepared(loaded=loaded, hit=Hit.MISS, load_s=0.0, build_s=0.0, progress=Progress.EAGER, first_run=run)
     context: Any = SimpleNamespace(builders=SimpleNamespace(busy=busy))
-    at = moving.At(record=40, done=40, left=1000, run_s=2.0)
+    at = At(record=40, done=40, left=1000, run_s=2.0)
     assert moving.due(context, prepared, lambda: at) is due
