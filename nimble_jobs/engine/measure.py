@@ -48,6 +48,7 @@ _TURNS = 9  # of calls that are compared with each other
 _CLOCK_RISES_S = 0.01
 _ROUNDS_AHEAD = 25  # between two waits for the device
 _LONGEST_SPIN_US = 100_000.0
+_DISTURBED = 2  # samples with gaps after which no more are taken
 _REPEATS = 20  # of a task in its graph, so that the graph's launch of a few microseconds hardly counts
 
 
@@ -128,19 +129,25 @@ def kernels_us(call: Callable[[], object], call_us: float, device: torch.device)
     """Time of one call's kernels on a GPU, back to back, in microseconds.
 
     They are launched while the device is kept busy for longer than a call takes, so that no kernel waits for its
-    launch. `call_us` is the ordinary time of a call.
+    launch. `call_us` is the ordinary time of a call. If launches took longer than the device was busy, because other
+    threads delayed them or because the device's queue was full, gaps were measured too. Then the device is kept busy
+    for longer the next time. The shortest sample counts, since whatever disturbs a call makes it longer.
     """
-    samples = []
-    for _ in range(_GPU_SAMPLES):
+    whole: list[float] = []
+    with_gaps: list[float] = []
+    spin_us = 2 * call_us
+    while len(whole) < _GPU_SAMPLES and len(with_gaps) < _DISTURBED:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         synchronize(device)
-        keep_busy(min(2 * call_us, _LONGEST_SPIN_US), device)
+        keep_busy(min(spin_us, _LONGEST_SPIN_US), device)
         start.record()
         call()
         end.record()
+        began_early = start.query()
         end.synchronize()
-        samples.append(float(start.elapsed_time(end)) * 1e3)
-    return median(samples)
+        (with_gaps if began_early else whole).append(float(start.elapsed_time(end)) * 1e3)
+        spin_us *= 2 if began_early else 1
+    return min(whole or with_gaps)
 
 
 def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -54,3 +55,49 @@ def test_a_figure_takes_no_more_calls_than_its_budget_allows(
 
     assert measure.time_us(call, CPU, budget_s=budget_s) >= 2000
     assert least <= calls <= most
+
+
+@pytest.mark.parametrize(
+    ("launches_us", "spins_us", "kernels_us"),
+    [
+        ([50, 50, 50], [200, 200, 200], 40.0),
+        ([300, 50, 50, 350], [200, 400, 400, 400], 40.0),  # once other threads delayed the launches for too long
+        ([300, 900], [200, 400], 140.0),  # it never ran ahead: a model that waits for the device, or a full queue
+    ],
+)
+def test_kernels_are_launched_while_the_device_is_busy(
+    launches_us: list[float], spins_us: list[float], kernels_us: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches that took longer than the device was busy are no sample while there are others."""
+    clock = {"host": 0.0, "device": 0.0}
+    left, spins = list(launches_us), []
+
+    class Event:
+        def __init__(self, **_: Any) -> None:
+            self.at = 0.0
+
+        def record(self) -> None:
+            self.at = clock["device"]
+
+        def query(self) -> bool:
+            return clock["host"] > self.at
+
+        def synchronize(self) -> None:
+            clock["host"] = max(clock["host"], self.at)
+
+        def elapsed_time(self, end: Event) -> float:
+            return (end.at - self.at) / 1e3
+
+    def keep_busy(micros: float, _: torch.device) -> None:
+        spins.append(micros)
+        clock["device"] = clock["host"] + micros
+
+    def call() -> None:
+        clock["host"] += left.pop(0)
+        clock["device"] = max(clock["host"], clock["device"]) + 40.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(measure, "keep_busy", keep_busy)
+    monkeypatch.setattr(measure, "synchronize", lambda _: None)
+    assert measure.kernels_us(call, 100.0, CPU) == pytest.approx(kernels_us)
+    assert (spins, left) == (spins_us, [])
