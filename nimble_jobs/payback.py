@@ -21,6 +21,7 @@ _STRETCHED = 4.0  # a build takes so many times as long if no core is idle
 _HOST_CORES = 2.0  # cores that a build for a GPU keeps busy: one traces and measures, one compiles
 
 STAKE = 0.2  # share of its whole time that a job may lose if a build gains nothing
+QUICK_STAKE = 0.25  # the same for the quick candidate alone: what it saves is measured on a GPU, not guessed
 MARGIN_S = 0.05  # a plan must be expected to save at least this much
 
 
@@ -47,7 +48,7 @@ class Costs:
     """What the stages of building are expected to cost and to gain on a device that is otherwise idle."""
 
     quick_s: float  # recording, capturing and checking the quick candidate
-    quick_ratio: float  # its time per batch divided by eager's
+    quick_ratio: float  # its time per batch divided by eager's in the job
     build_s: float  # the whole search
     build_ratio: float  # its winner's time per batch divided by eager's, at most 1
     start_s: float  # starting a separate process: imports, device, model
@@ -61,7 +62,7 @@ class Situation:
 
     left: int  # records that are left
     record_s: float  # seconds per record, as measured lately
-    busy: float = 1.0  # share of that time in which a faster model would help; the rest is reading and writing
+    busy: float = 1.0  # share of that time in which the model computes; 0: something else limits the job
     spent_s: float = 0.0  # seconds since the job began, its start included
     on_gpu: bool = True
     idle_cores: float = 0.0  # cores that nothing uses
@@ -88,14 +89,15 @@ class Decision:
 def decide(situation: Situation, costs: Costs) -> Decision:
     """The plan with the least expected time, minus what it saves elsewhere.
 
-    A plan may cost at most STAKE of the job's time, so that a wrong expectation costs no more than that. If other jobs
-    are expected to use the schedule, a plan may cost whatever it saves them.
+    A plan may cost at most STAKE or QUICK_STAKE of the job's time, so that a wrong expectation costs no more than that.
+    If other jobs are expected to use the schedule, a plan may cost whatever it saves them.
     """
     eager_s = situation.left * situation.record_s
     best, ends_s, cost_s, worth_s = Plan.NOTHING, eager_s, 0.0, 0.0
     for plan in _possible(situation):
         time_s, stake_s, elsewhere_s = _expected(plan, situation, costs)
-        risky = stake_s > STAKE * (situation.spent_s + eager_s) and elsewhere_s <= stake_s
+        share = QUICK_STAKE if plan is Plan.QUICK else STAKE
+        risky = stake_s > share * (situation.spent_s + eager_s) and elsewhere_s <= stake_s
         if not risky and time_s - elsewhere_s < ends_s - worth_s - MARGIN_S:
             best, ends_s, cost_s, worth_s = plan, time_s, stake_s, elsewhere_s
     saving_s = eager_s - ends_s + worth_s + cost_s
@@ -159,8 +161,11 @@ def beside(now: Situation, costs: Costs) -> tuple[float, float]:
 
 
 def _with(now: Situation, ratio: float) -> float:
-    """Seconds per record if the model takes `ratio` of its present time."""
-    return now.record_s * (1 - now.busy * (1 - min(1.0, ratio)))
+    """Seconds per record if the model takes `ratio` of the present time. On a CPU the rest of that time is added; on a
+    GPU the host does the rest while the device computes, so the longer of both counts.
+    """
+    rest, ratio = 1 - now.busy, min(1.0, ratio)
+    return now.record_s * (max(ratio, rest) if now.on_gpu else rest + now.busy * ratio)
 
 
 def _why(plan: Plan, now: Situation, costs: Costs, *, eager_s: float, ends_s: float, worth_s: float) -> str:

@@ -1,8 +1,8 @@
 """What a first run takes over the same job with `on_miss: eager`, by the costs that were measured on an H200.
 
-The job decides with what it knows, the defaults where nothing else is; what then happens is what was measured, times a
-factor for builds that take longer than expected. Prints a table; exit 1 where a job takes more than 1.25 times as long,
-or, from 20,000 records on, as long or longer.
+The job decides with what it knows, the defaults where nothing else is. What then happens is what was measured; builds,
+and captures that were not measured, take as many times as long as `--build` says. Prints a table; exit 1 where a job
+takes more than 1.25 times as long, or, from 20,000 records on, as long or longer.
 
     python scripts/simulate_first_runs.py [--build 2] [--json FILE]
 """
@@ -21,6 +21,7 @@ from nimble_jobs.planner.jobs.first_run import expected
 
 RECORDS = (100, 1_000, 5_000, 20_000, 50_000, 100_000, 300_000, 1_000_000)
 MOST, SURE_FROM = 1.25, 20_000
+LESS = 1 - 1e-6  # doing nothing is no less, however its seconds round
 MEASURED = Path(__file__).parents[1] / "docs" / "measurements"
 LOAD_S = 2.0  # of the model, before the first batch (start.md)
 DECIDE_S, DECIDE_BATCHES = 0.3, 3  # as workloads.moving has them
@@ -36,11 +37,37 @@ class Case:
     quick_s: float  # a replay of eager's kernels
     stored_s: float  # a replay of the winner
     build_s: float
+    note: str = ""
+    call_s: float | None = None  # a call in eager alone; None: `eager_s`
+    kernels_s: float | None = None  # what the job measures of its kernels; None: `quick_s`
+    capture_s: float | None = None  # measured in the job; None: what is expected, times the factor
+    load_s: float = LOAD_S
+
+
+# ResNet-50 in fp16 as jobs measured it (first-runs.md): the threads that read delay the launches of a batch, which so
+# takes longer than a call alone. The stored schedule's rate is that of scoring.md, its build's time that of h200.md.
+_IN_JOBS = [
+    Case(
+        name="resnet50",
+        note=f" in a job at {eager_s * 1e3:.1f} ms",
+        batch=32,
+        eager_s=eager_s,
+        quick_s=0.0039,
+        stored_s=0.00098,
+        build_s=22.9,
+        call_s=call_s,
+        kernels_s=0.00403,
+        capture_s=capture_s,
+        load_s=0.4,
+    )
+    for eager_s, call_s, capture_s in ((0.00652, 0.0045, 1.3), (0.00803, 0.0055, 1.29), (0.00924, 0.00924, 1.52))
+]
 
 
 def cases() -> list[Case]:
     """Batch 1 of h200-bench.json, where a CUDA graph of eager was measured, with the search of a job (h200.md) where
-    that was; batch 32 of h200-bench-throughput.json, a graph of eager taken for as slow as eager over two.
+    that was; batch 32 of h200-bench-throughput.json, a graph of eager taken for as slow as eager over two; and what
+    jobs have measured of themselves.
     """
     searched = {"resnet50": 22.9, "mobilenet_v2": 24.8, "inception_v3": 43.2}
     found = []
@@ -76,22 +103,23 @@ def cases() -> list[Case]:
                 build_s=ours["prepare_s"],
             )
         )
-    return found
+    return found + _IN_JOBS
 
 
 def first_run_s(case: Case, records: int, *, factor: float) -> tuple[float, float, Plan]:
     """Seconds of the first run and of the same job in eager, both with loading; what was decided."""
     record_s = case.eager_s / case.batch
-    eager_s = LOAD_S + records * record_s
+    eager_s = case.load_s + records * record_s
     done = max((DECIDE_BATCHES + 1) * case.batch, int(DECIDE_S / record_s) + case.batch)
     if done >= records:
         return eager_s, eager_s, Plan.NOTHING
-    costs = expected([], model=case.name, on_gpu=True, call_s=case.eager_s, kernels_s=case.quick_s)
-    now = Situation(left=records - done, record_s=record_s, spent_s=LOAD_S + done * record_s, idle_cores=12.0)
+    ratio = (case.kernels_s or case.quick_s) / case.eager_s
+    costs = expected([], model=case.name, on_gpu=True, call_s=case.call_s or case.eager_s, quick_ratio=ratio)
+    now = Situation(left=records - done, record_s=record_s, spent_s=case.load_s + done * record_s, idle_cores=12.0)
     plan = decide(now, costs).plan
     truth = replace(
         costs,
-        quick_s=costs.quick_s * factor,
+        quick_s=case.capture_s or costs.quick_s * factor,
         quick_ratio=case.quick_s / case.eager_s,
         build_s=case.build_s * factor,
         build_ratio=case.stored_s / case.eager_s,
@@ -132,10 +160,10 @@ def main() -> int:
         for records in RECORDS:
             took_s, eager_s, plan = first_run_s(case, records, factor=given.build)
             over = took_s / eager_s
-            bad += over > MOST or (records >= SURE_FROM and over >= 1.0)
+            bad += over > MOST or (records >= SURE_FROM and over > LESS)
             rows.append(
                 {
-                    "model": case.name,
+                    "model": case.name + case.note,
                     "batch": case.batch,
                     "records": records,
                     "first_run_s": took_s,
@@ -145,7 +173,7 @@ def main() -> int:
                 }
             )
             cells.append(f"{over:.2f} {plan.value}")
-        print(f"| {case.name}, {case.batch} | " + " | ".join(cells) + " |")
+        print(f"| {case.name}{case.note}, {case.batch} | " + " | ".join(cells) + " |")
     worst = max(row["over_eager"] for row in rows)
     print(f"\nworst {worst:.3f}; {bad} of {len(rows)} beyond the bar", file=sys.stderr)
     if given.json:

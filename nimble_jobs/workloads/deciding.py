@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -20,7 +20,7 @@ from nimble_jobs.planner.jobs.prepared import FirstRun
 from nimble_jobs.store import Demand, Miss
 from nimble_jobs.workloads.context import JobContext
 
-_FED_BADLY = 0.2  # above this share of time spent waiting for input, no schedule makes the job faster
+_HELD_UP = 0.2  # above this share of time spent waiting for input or for writers, no schedule makes the job faster
 _MOSTLY_CALLS = 0.5  # below this share of time spent in the model, something else limits the job
 _HITS = 20  # hits of the model's other schedules that count as a sign of more to come; two count as one
 
@@ -33,7 +33,8 @@ class At:
     done: int  # records of this attempt whose results are on the host
     left: int  # records of this attempt that have not been sent to the device yet
     run_s: float  # seconds since this attempt asked for its first batch
-    waits: float = 0.0  # share of that time spent waiting for the model's input
+    waits: float = 0.0  # share of the time that the job's thread waited for input, or for those who take results
+    idle: float = 0.0  # share of the time in which no batch was computed
 
 
 def decided(context: JobContext, prepared: Prepared, run: FirstRun, at: At, demand: Demand) -> Decision:
@@ -41,25 +42,20 @@ def decided(context: JobContext, prepared: Prepared, run: FirstRun, at: At, dema
     loaded, on_gpu = prepared.loaded, able(prepared.loaded.device).asynchronous
     assert run.began is not None
     record_s = (at.run_s - run.began[1]) / (at.done - run.began[0])
-    call_s, kernels_s, busy = record_s * loaded.request.batch_size, None, 1 - at.waits
-    if on_gpu and loaded.schedule is None:
+    call_s, quick_ratio = record_s * loaded.request.batch_size, None
+    if loaded.schedule is not None:  # an earlier job has captured the quick candidate
+        call_s, quick_ratio = loaded.schedule.eager_us / 1e6, 1.0
+    elif on_gpu:
         batch_s = call_s
-        kernels_s, call_s = kernels_and_call_s(loaded, batch_s)
-        busy = min(1.0, call_s / batch_s)
-    if at.waits > _FED_BADLY or busy < _MOSTLY_CALLS:
-        busy = 0.0
+        kernels_s, alone_s = kernels_and_call_s(loaded, batch_s)
+        call_s, quick_ratio = min(alone_s, batch_s), kernels_s / batch_s
     builds = context.store.schedules.builds(_device(prepared))
     model = run.parts.get("model.source", "")
-    if loaded.schedule is not None:  # an earlier job has captured the quick candidate
-        eager_s = loaded.schedule.eager_us / 1e6
-        costs = expected(builds, model=model, on_gpu=on_gpu, call_s=eager_s, kernels_s=eager_s)
-        run.costs = replace(costs, quick_ratio=1.0)
-    else:
-        run.costs = expected(builds, model=model, on_gpu=on_gpu, call_s=call_s, kernels_s=kernels_s)
+    run.costs = expected(builds, model=model, on_gpu=on_gpu, call_s=call_s, quick_ratio=quick_ratio)
     situation = Situation(
         left=at.left,
         record_s=record_s,
-        busy=busy,
+        busy=_busy(at),
         spent_s=prepared.load_s + prepared.build_s + at.run_s,
         on_gpu=on_gpu,
         idle_cores=idle_cores(loaded.device),
@@ -70,6 +66,14 @@ def decided(context: JobContext, prepared: Prepared, run: FirstRun, at: At, dema
         records=at.done + at.left,
     )
     return decide(situation, run.costs)
+
+
+def _busy(at: At) -> float:
+    """The share of time in which the model computes; 0 if a faster one would not help, as something else limits the
+    job. While the launches of eager hold up a GPU, it counts as computing, and the job's thread does not wait.
+    """
+    busy = 1 - at.idle
+    return 0.0 if at.waits > _HELD_UP or busy < _MOSTLY_CALLS else busy
 
 
 def _device(prepared: Prepared) -> str:

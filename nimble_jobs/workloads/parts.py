@@ -51,7 +51,7 @@ class Lane:
         """Seconds of all turns so far."""
         return self.run_s + (time.perf_counter() - self.entered if self.entered is not None else 0.0)
 
-    def at(self, *, record: int, left: int, waits: float) -> At:
+    def at(self, *, record: int, left: int, waits: float, idle: float) -> At:
         """Where the job stands, from this lane's view."""
         return At(
             record=record,
@@ -59,6 +59,7 @@ class Lane:
             left=round(left * self.share),
             run_s=self._seconds(),
             waits=waits,
+            idle=idle,
         )
 
 

@@ -193,7 +193,9 @@ class Scoring:
             with closing(lane.prepared.loaded.run(self._turn(lane, source), self._heads, self._landings)) as results:
                 for landed in results:
                     at = landed.beside.at
-                    columns.put(self._counted(landed, lane))
+                    result = self._counted(landed, lane)
+                    with self._stages.waits.busy():
+                        columns.put(result)
                     stop = self._context.stop()
                     if stop in (Stop.CANCEL, Stop.TIMEOUT) or self._overtaken:
                         return False
@@ -213,7 +215,8 @@ class Scoring:
                 return
             part, in_eager = self._next[1], not lane.prepared.loaded.instances
             yield self._next
-            self._next = next(source, None)
+            with self._stages.waits.busy():
+                self._next = next(source, None)
             if in_eager and part.at.last:  # `altered` is asked before the model is called again
                 return
 
@@ -222,7 +225,8 @@ class Scoring:
         return lane.at(
             record=part.at.start if part is not None else self._feed.total,
             left=part.at.left if part is not None else 0,
-            waits=1 - self._stages.replay.load().busy,
+            waits=self._stages.waits.load().busy,
+            idle=1 - self._stages.replay.load().busy,
         )
 
     def _counted(self, landed: Landed[Part], lane: Lane) -> _Result:

@@ -44,6 +44,7 @@ class Stages:
         self.columns = Meter("columns", now=now)
         self.cuts = Meter("cuts", now=now)
         self.shards = Meter("shards", now=now)
+        self.waits = Meter("waits", now=now)  # of the job's thread for other stages; not a stage itself
         here = [
             (self.read, True),
             (self.tokenise, texts),

@@ -17,7 +17,7 @@ def test_a_lane_counts_the_seconds_of_its_turns_alone(monkeypatch: pytest.Monkey
     lane = Lane(prepared=cast(Any, None))
 
     def seconds() -> float:
-        return lane.at(record=0, left=0, waits=0.0).run_s
+        return lane.at(record=0, left=0, waits=0.0, idle=0.0).run_s
 
     now = 107.0
     assert seconds() == 0

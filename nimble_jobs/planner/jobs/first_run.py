@@ -40,12 +40,14 @@ class _Defaults:
 # 19 ms (h200-bench-throughput.json). A CUDA graph of eager took 0.10 to 0.29 of eager's time over twelve models at
 # batch 1, and the winner 0.18 to 0.59 of the graph's (h200-bench.json); larger batches leave less to gain. A stored
 # schedule is loaded in 0.3 to 0.8 s once the model is there, and a process is ready after 3 to 6 s (start.md, h200.md).
+# Eager's kernels were captured in 1.1 to 1.5 s beside a job's readers, where a call alone took 5 to 9 ms
+# (first-runs.md); nearly all of it grows with the number of tasks, as a call does.
 _GPU = _Defaults(
     build_s=12.0,
     build_calls=2000.0,
     build_ratio=0.5,  # of what the quick candidate takes
-    quick_s=0.5,
-    quick_calls=25.0,
+    quick_s=0.6,
+    quick_calls=100.0,
     quick_ratio=0.6,
     start_s=5.0,
     move_s=0.5,
@@ -69,12 +71,13 @@ _LEAST_QUICK = 0.05  # no replay is faster than that beside eager
 
 
 def expected(
-    builds: Sequence[BuildFacts], *, model: str, on_gpu: bool, call_s: float, kernels_s: float | None = None
+    builds: Sequence[BuildFacts], *, model: str, on_gpu: bool, call_s: float, quick_ratio: float | None = None
 ) -> Costs:
     """Costs for a model whose call takes `call_s` in eager. `builds`: those that the store remembers of this device.
 
-    `kernels_s`: what its kernels take without the gaps between them, if that was measured. Builds of the same model
-    count alone if there are any. Times scale with a call's time in eager, ratios are medians.
+    `quick_ratio`: the time of eager's kernels without the gaps between them, divided by that of a batch in the job, if
+    both were measured. Builds of the same model count alone if there are any. Times scale with a call's time in eager,
+    ratios are medians.
     """
     defaults = _GPU if on_gpu else _CPU
     own = [b for b in builds if b.model == model]
@@ -82,9 +85,9 @@ def expected(
     build_s = _build_s(defaults, call_s)
     if known:
         build_s *= median(b.build_s / _build_s(defaults, b.eager_us / 1e6) for b in known)
-    quick_ratio = defaults.quick_ratio
-    if kernels_s is not None and call_s > 0:
-        quick_ratio = min(1.0, max(_LEAST_QUICK, kernels_s / call_s))
+    if quick_ratio is None:
+        quick_ratio = defaults.quick_ratio
+    quick_ratio = min(1.0, max(_LEAST_QUICK, quick_ratio))
     over_quick = [b.replay_us / b.quick_us for b in known if b.quick_us]
     if on_gpu:  # what the device does is what a build makes faster; the gaps are gone with the quick candidate
         build_ratio = quick_ratio * min(1.0, median(over_quick) if over_quick else defaults.build_ratio)
@@ -110,8 +113,11 @@ def expected(
 
 
 def kernels_and_call_s(loaded: Loaded, batch_s: float) -> tuple[float, float]:
-    """Seconds that a call's kernels take on a GPU without the gaps between them, and that the call takes. To be used
-    only for a model that carries nothing from call to call. A batch takes the job `batch_s`.
+    """Seconds that a call's kernels take on a GPU without the gaps between them, and that a call takes alone. To be
+    used only for a model that carries nothing from call to call. A batch takes the job `batch_s`.
+
+    In the job a call takes longer than alone, because threads that read and write delay its launches. So a call's time
+    says how much work it is, but not what the job gains without launches: that is `batch_s` less the kernels' time.
 
     Of siblings one is measured, which takes as long as a dozen batches. Their batches have about as many tokens, so the
     others have the same shares of the time of a batch.
@@ -133,7 +139,8 @@ def _kernels_and_call_s(loaded: Loaded) -> tuple[float, float]:
         return loaded.module(example)
 
     with torch.no_grad():
-        call_us = measure.time_us(call, loaded.device, budget_s=_BRIEFLY_S)
+        (times_us,) = measure.in_turns_us([call], loaded.device, budget_s=_BRIEFLY_S)
+        call_us = min(times_us)  # threads of the job still disturb some of these calls
         return measure.kernels_us(call, call_us, loaded.device) / 1e6, call_us / 1e6
 
 
