@@ -76,6 +76,7 @@ def run(folder: Path, given: argparse.Namespace, records: int, on_miss: str) -> 
         "wall_s": wall_s,
         "timings": job["timings"],
         "schedule": job["schedule"],
+        "decided": next((e["data"] for e in job["events"] if "plan" in (e.get("data") or {})), None),
         "events": [e["message"] for e in job["events"] if e["kind"] in ("schedule", "fallback")],
     }
 

@@ -158,7 +158,9 @@ def _begin(context: JobContext, prepared: Prepared, run: FirstRun, at: At) -> Pr
     chosen = decided(context, prepared, run, at, demand)
     run.decision, run.why = chosen, f"from record {at.record:,}: {chosen.why}"
     data = {"key": loaded.key, "plan": chosen.plan.value, "record": at.record, "later": chosen.later}
-    context.event("schedule", run.why, data | {"cost_s": chosen.cost_s, "saving_s": chosen.saving_s})
+    figures = {"cost_s": chosen.cost_s, "saving_s": chosen.saving_s, "waits": at.waits, "idle": at.idle}
+    ratio = run.costs.quick_ratio if run.costs is not None else None
+    context.event("schedule", run.why, data | figures | {"quick_ratio": ratio})
     want(context, prepared, run, at)
     found = prepared
     if chosen.plan.beside:
