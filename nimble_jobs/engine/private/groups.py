@@ -5,6 +5,7 @@ The groups are made without torch's default group, so that a process can take pa
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,13 @@ def host_group(meeting: Path, rank: int, count: int, *, timeout_s: float) -> Any
 
 
 def device_group(meeting: Path, rank: int, count: int, device: torch.device, *, timeout_s: float) -> Any:
-    """A group over NCCL, for tensors on GPUs, each of another process. The first collective connects it."""
+    """A group over NCCL, for tensors on GPUs, each of another process. The first collective connects it.
+
+    Call `abort` before the last reference to it is gone.
+    """
+    # Otherwise a thread of the group asks every second at the meeting whether others wait in vain. Once that file is
+    # removed, it waits for it until the timeout, and whoever frees the group waits for the thread, with Python's lock.
+    os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "0"
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     with torch.cuda.device(device):
@@ -59,7 +66,7 @@ def broadcast(group: Any, tensor: torch.Tensor) -> None:
 
 
 def abort(group: Any) -> None:
-    """End what a group's processes wait for, on the host and on the device."""
+    """End what a group's processes wait for, on the host and on the device. Waits for graphs that hold sums of it."""
     group.abort()
 
 

@@ -93,6 +93,7 @@ def prepared(
     building = Building(context.event)
     means = _means(context, on_miss, building, _paying(reading, ready, on_miss))
     with ExitStack() as stack:
+        connected = stack.enter_context(ExitStack())  # to the other ranks, until all graphs are gone
         with rehearsing() if team is not None else nullcontext():
             steps = prepare.prepare_steps(ready, means, began_with=kinds_of(ready.request.options))
             held = stack.enter_context(closing(_Held(steps)))
@@ -102,7 +103,8 @@ def prepared(
                 validations = _replay_validations(ready, steps, forward, means, context)
         gang = None
         if team is not None:
-            gang = team.meet({"eager": runs_in_eager(steps)}, device, lambda: go_on(context))
+            order = {"eager": runs_in_eager(steps)}
+            gang = connected.enter_context(team.meet(order, device, lambda: go_on(context)))
             stack.enter_context(gang.summing())
             stack.enter_context(team.telling())
             steps = held.steps = joined(ready, steps, gang)

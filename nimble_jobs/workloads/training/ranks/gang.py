@@ -6,16 +6,21 @@ Rank 0 leads: it has the job, decides, and writes. All ranks make the same calls
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import torch
 
 from nimble_jobs.engine import collectives
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.private import groups
+from nimble_jobs.errors import RankLost
+
+log = logging.getLogger(__name__)
 
 LEADER = 0
 
@@ -23,7 +28,7 @@ T = TypeVar("T")
 
 
 class Gang:
-    """The ranks of one training, connected."""
+    """The ranks of one training, connected. Leave its `with` block once no graph holds sums of it."""
 
     def __init__(self, rank: int, count: int, host: Any, device: Any = None) -> None:
         """`host` is a process group for values on the host, `device` one for tensors on GPUs."""
@@ -73,8 +78,22 @@ class Gang:
 
     def abort(self) -> None:
         """End what this rank waits for on its device. Any thread may call it."""
-        if self._device is not None:
-            groups.abort(self._device)
+        device = self._device
+        if device is not None:
+            groups.abort(device)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._device is not None and kind is None:
+            torch.cuda.synchronize()  # the last sums may still run
+            try:
+                self.numbers([0])  # also on the other ranks, which read what this one sent
+            except RankLost as e:
+                log.warning("all sums are done, but %s", e)
+        self.abort()
+        self._device = None
 
 
 def _answered(call: Callable[[], T], place: str = "the host") -> T:
