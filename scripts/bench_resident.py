@@ -46,7 +46,7 @@ name: {model}-{number}
 kind: score
 model: {{source: "torchvision:{model}", dtype: {dtype}}}
 input: {{source: records.npz, format: npz, fields: {{x: x}}, batch_size: {records}}}
-schedule: {{progressive: false}}
+schedule: {{progressive: false, fuse: "{fuse}"}}
 output: {{path: out/{model}-{number}, format: npy, fields: [id, top1, probability]}}
 """
 EAGER = """\
@@ -72,6 +72,9 @@ def main() -> int:
     parser.add_argument("--fresh", type=int, default=5, help="fresh processes for each model (%(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
     parser.add_argument("--dtype", default="fp32", help="fp32, fp16 or bf16 (%(default)s)")
+    parser.add_argument(
+        "--fuse", choices=("auto", "off", "max"), default="auto", help="off builds in seconds (%(default)s)"
+    )
     parser.add_argument("--phases", action="store_true", help="where the time of a resident job goes")
     parser.add_argument("--home", type=Path, help="where state folder and outputs are made (a temporary folder)")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -96,7 +99,7 @@ def main() -> int:
     report(rows, checks, len(done), wall_s)
     if phases is not None:
         report_phases(phases)
-    settings = {name: getattr(options, name) for name in ("jobs", "fresh", "device", "dtype")}
+    settings = {name: getattr(options, name) for name in ("jobs", "fresh", "device", "dtype", "fuse")}
     figures: dict[str, Any] = {
         "environment": environment(device=options.device, OMP_WAIT_POLICY=os.environ["OMP_WAIT_POLICY"]),
         "options": {**settings, "records": RECORDS},
@@ -130,7 +133,9 @@ def score(folder: Path, options: argparse.Namespace) -> tuple[list[Job], list[di
         for number in range(options.jobs):
             model = MODELS[number % len(MODELS)]
             path = folder / f"{model}-{number}.yaml"
-            path.write_text(SPEC.format(model=model, number=number, records=RECORDS, dtype=options.dtype))
+            path.write_text(
+                SPEC.format(model=model, number=number, records=RECORDS, dtype=options.dtype, fuse=options.fuse)
+            )
             jobs.append(client.submit(path, store=store))
         print(f"{len(jobs)} jobs submitted", flush=True)
         worker = None
