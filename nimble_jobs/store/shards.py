@@ -319,6 +319,6 @@ class Shards(ShardQueries):
         return [replace(job, state=JobState.FAILED)] if left is Left.FAILED else []
 
 
-def _one(session: Session, *, query: Select[Any], given: dict[str, str]) -> Any:
+def _one(session: Session, *, query: Select[Any], given: dict[str, Any]) -> Any:
     """The row of a query, None if there is none."""
     return run(session, query, **given).one_or_none()
