@@ -19,7 +19,8 @@ class _Switches(Frozen):
     @model_serializer
     def _off(self) -> dict[str, bool]:
         """Only what differs from the default: specs that mean the same are stored as the same."""
-        return {kernel.value: False for kernel in Kernel if kernel in self.without}
+        without = self.without
+        return {kernel.value: False for kernel in Kernel if kernel in without}
 
 
 if TYPE_CHECKING:  # a class that is made as the module is loaded is no type for mypy

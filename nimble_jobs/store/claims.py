@@ -63,7 +63,7 @@ class JobClaims(JobQueries):
         The returned job holds the new attempt number, which every later write of this attempt must give.
         """
         given = {"for_devices": sorted({"auto", device, device.partition(":")[0]}), "until": now}
-        if not expected and self._db.read(lambda session: run(session, _LOOK, **given).first()) is None:
+        if not expected and self._db.read_one(lambda connection: connection.execute(_LOOK, given).first()) is None:
             return None  # read first, so that an idle worker does not take the write lock
 
         def work(session: Session) -> Job | None:
@@ -92,7 +92,7 @@ class JobClaims(JobQueries):
     def cancel_wanted(self, job_id: str, attempt: int) -> bool:
         """Whether this attempt should stop, because the job is cancelled or the attempt no longer owns it."""
         mine = {"of_job": job_id, "of_attempt": attempt}
-        wanted = self._db.read(lambda session: run(session, _CANCELLED, **mine).scalar(), single=True)
+        wanted = self._db.read_one(lambda connection: connection.execute(_CANCELLED, mine).scalar())
         return wanted is None or wanted
 
     def finish(

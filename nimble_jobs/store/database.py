@@ -79,26 +79,27 @@ class Database:
             self._alone = postgres.writer(self._engine, postgres.ALONE)
             self._beside = postgres.writer(self._engine, postgres.BESIDE)
 
-    def read(self, work: Callable[[Session], T], *, single: bool = False) -> T:
-        """Run `work` in a transaction that reads one consistent state and changes nothing.
+    def read(self, work: Callable[[Session], T]) -> T:
+        """Run `work` in a transaction that reads one consistent state and changes nothing."""
+        self._flush_if_possible()
+        return self._patience.through(lambda: self._try(lambda: self._read(work)))
 
-        `single`: it is one statement. SQLite is then spared a BEGIN, which costs as much as a small statement.
+    def read_one(self, work: Callable[[Connection], T]) -> T:
+        """As `read`, for one statement over tables. It needs no session, and in SQLite no BEGIN, which together cost
+        more than a small statement.
         """
-        if self._soon or self._with_totals:
-            with suppress(StoreTrouble):  # pending writes can wait; the read does not depend on them
-                self._try(self._flush)
-        reader = self._single if single else self._reader
-        return self._patience.through(lambda: self._try(lambda: self._read(work, reader)))
+        self._flush_if_possible()
+        return self._patience.through(lambda: self._try(lambda: self._read_one(work)))
 
-    def look(self, work: Callable[[Session], T]) -> T:
-        """As `read` of one statement, right before a step outside the database that only the owner of a row may take.
+    def look(self, work: Callable[[Connection], T]) -> T:
+        """As `read_one`, right before a step outside the database that only the owner of a row may take.
 
         It raises what `write` would raise if this process may no longer write. What waits for the next transaction goes
         on waiting: a commit would wait for the disk.
         """
 
         def looked() -> T:
-            found = self._read(work, self._single)
+            found = self._read_one(work)
             for check in self.fences:  # last, as the answer may have taken long
                 check()
             return found
@@ -193,9 +194,18 @@ class Database:
         finally:
             self._engine.dispose(close=mine)
 
-    def _read(self, work: Callable[[Session], T], reader: Engine) -> T:
-        with Session(reader, autoflush=False) as session:
+    def _read(self, work: Callable[[Session], T]) -> T:
+        with Session(self._reader, autoflush=False) as session:
             return work(session)
+
+    def _read_one(self, work: Callable[[Connection], T]) -> T:
+        with self._single.connect() as connection:
+            return work(connection)
+
+    def _flush_if_possible(self) -> None:
+        if self._soon or self._with_totals:
+            with suppress(StoreTrouble):  # pending writes can wait; a read does not depend on them
+                self._try(self._flush)
 
     def _flush(self) -> None:
         self._write(lambda _session: None, beside=True, counters=True)

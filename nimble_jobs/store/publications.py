@@ -42,7 +42,7 @@ class Publications:
         It is only a look, which waits for no disk: the claim has committed the secret.
         """
         mine = {"of_job": job_id, "of_attempt": attempt}
-        row = self._db.look(lambda session: run(session, _KEY, **mine).one_or_none())
+        row = self._db.look(lambda connection: connection.execute(_KEY, mine).one_or_none())
         if row is None:
             raise FencedOut
         if row.seal is None:  # a process of an earlier version claimed the job

@@ -15,7 +15,7 @@ from nimble_jobs.errors import Damaged, NotFound, UsageError
 from nimble_jobs.job import Hit
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.store import totals
-from nimble_jobs.store.changes import changed, run
+from nimble_jobs.store.changes import changed
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.provenance import provenance
 from nimble_jobs.store.records import ArtifactRef, ScheduleEntry, ScheduleState, StoredSchedule, dump
@@ -147,7 +147,8 @@ class Schedules:
 
     def ready(self, key: str) -> bool:
         """Whether the key has a stored schedule that is not quarantined. Reads no JSON."""
-        return self._db.read(lambda s: run(s, _STATE, of_key=key).scalar(), single=True) == ScheduleState.READY.value
+        state = self._db.read_one(lambda connection: connection.execute(_STATE, {"of_key": key}).scalar())
+        return bool(state == ScheduleState.READY.value)
 
     def quarantine(self, key: str, reason: str, now: float, *, digest: str | None = None) -> None:
         """Set a schedule aside because its bytes are in doubt. The next job that needs it builds it again.

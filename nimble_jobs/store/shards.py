@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Select, and_, case, func, select, update
+from sqlalchemy import Connection, Select, and_, case, func, select, update
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import FencedOut
@@ -126,7 +126,7 @@ class Shards(ShardQueries):
         """
         query, of_job, given = WANTING, JOINABLE, wanted_by(worker, device)
         while True:  # read first, so that an idle worker does not take the write lock
-            row = self._db.read(partial(_one, query=of_job, given=given), single=True)
+            row = self._db.read_one(partial(_one, query=of_job, given=given))
             if row is None:
                 return None
             if may(job_record(row), misfit(software, expected=load_object(row.members_software))):
@@ -319,6 +319,6 @@ class Shards(ShardQueries):
         return [replace(job, state=JobState.FAILED)] if left is Left.FAILED else []
 
 
-def _one(session: Session, *, query: Select[Any], given: dict[str, Any]) -> Any:
+def _one(connection: Connection, *, query: Select[Any], given: dict[str, Any]) -> Any:
     """The row of a query, None if there is none."""
-    return run(session, query, **given).one_or_none()
+    return connection.execute(query, given).one_or_none()
