@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -33,6 +33,10 @@ class Pool(Generic[T]):
             self._things += more
             self._free.extend(more)
             self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[T]:
+        """All items, free or not."""
+        return iter(self._things)
 
     def __len__(self) -> int:
         """How many items there are, free or not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,7 +18,8 @@ from PIL import Image
 from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data import Wanted, batches, open_reader
 from nimble_jobs.decoding.pool import Decoders
-from nimble_jobs.errors import DataError
+from nimble_jobs.engine.pictures import PictureDecoder
+from nimble_jobs.errors import DataError, OutOfMemory
 from nimble_jobs.resizing import to_bytes, weights
 from nimble_jobs.spec import AugmentSpec, FieldsSpec, InputSpec, TransformSpec
 from nimble_jobs.views.stages import lines
@@ -180,6 +182,38 @@ def test_parts_on_the_device_are_those_of_the_host(pictures: Path) -> None:
             assert isinstance(found.x, torch.Tensor)
             assert found.batch.indexes.tolist() == expected.indexes.tolist()
             assert (found.x.to(torch.int16) - torch.from_numpy(expected.x).to(torch.int16)).abs().max() <= 3
+
+
+def test_a_batch_is_decoded_while_the_device_is_busy_with_the_one_before(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches keep their order, and an error takes the place of its batch."""
+    together, calls = threading.Barrier(2), itertools.count()
+    broken: list[list[int]] = []  # heights and widths of the pictures that cannot be decoded
+    original = PictureDecoder.decode
+
+    def decode(self: PictureDecoder, *given: Any, **more: Any) -> tuple[int, ...]:
+        if next(calls) < 2:
+            together.wait(30.0)  # breaks if only one works
+        if given[0].sizes.tolist() == broken:
+            raise OutOfMemory("no memory is left")
+        return original(self, *given, **more)
+
+    monkeypatch.setattr(PictureDecoder, "decode", decode)
+    with (
+        open_reader(spec(pictures)) as reader,
+        closing(Intake(torch.device("cpu"), [reader], on_device=True)) as intake,
+    ):
+        expected = [[i, i + 1] for i in range(0, reader.total, 2)]
+        found = [taken.batch.indexes.tolist() for taken in intake.batches(reader, 0, batch_size=2)]
+        assert found == expected
+        for index in expected[5]:
+            with Image.open(reader.place(index)) as image:
+                broken.append([image.height, image.width])
+        arrived: list[list[int]] = []
+        with pytest.raises(OutOfMemory, match="no memory is left"):
+            arrived.extend(taken.batch.indexes.tolist() for taken in intake.batches(reader, 0, batch_size=2))
+        assert arrived == expected[:5]
 
 
 def test_what_the_device_refuses_is_redone_or_left_out(pictures: Path) -> None:

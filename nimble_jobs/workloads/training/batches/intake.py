@@ -18,11 +18,11 @@ from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.engine.streams import take_for
-from nimble_jobs.pipeline import Meter
+from nimble_jobs.pipeline import Meter, Pool, mapped
 from nimble_jobs.planner.jobs.loaded import as_many, pinned_buffers
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.workloads.decode import Decode
-from nimble_jobs.workloads.decoding import put, redone
+from nimble_jobs.workloads.decoding import THREADS, put, redone
 from nimble_jobs.workloads.stages import summary_of
 
 if TYPE_CHECKING:
@@ -48,6 +48,16 @@ class Data:
     def on_device(self) -> bool:
         """Whether the device decodes pictures."""
         return self.decode is not None and self.decode.by == "gpu"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Decoded:
+    """A batch whose pictures the device decodes."""
+
+    batch: Batch
+    x: torch.Tensor  # uint8 [n, H, W, C]
+    failed: Sequence[int]  # rows that it could not decode
+    done: torch.cuda.Event | None  # once it has happened, the other rows are there
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,9 +100,8 @@ class Intake:
         self.stream = take_for(self, device, urgent=True) if able(device).streams else None
         self.meters = Meters(device, decodes=on_device)
         self._on_device = on_device
-        self._decoders: dict[Recipe, PictureDecoder] = {}
-        self._lock = threading.Lock()  # a decoder is for one thread at a time
-        self._after = torch.cuda.Event() if self.stream is not None else None
+        self._decoders: dict[Recipe, Pool[PictureDecoder]] = {}
+        self._lock = threading.Lock()  # of the dictionary
         self._buffers = self._memory(readers, batch_size) if self.stream is not None else None
 
     def batches(
@@ -118,10 +127,21 @@ class Intake:
             buffers=None if preprocess is None else self._buffers,
             meter=self.meters.read,
         )
-        with closing(source):  # type: ignore[type-var]  # a generator
-            for stored in source:
-                batch, x = self._decoded(reader, stored, crops) if encoded else (stored, stored.x)
-                yield Taken(batch=batch, x=x, preprocess=preprocess)
+        if not encoded:
+            with closing(source):  # type: ignore[type-var]  # a generator
+                for stored in source:
+                    yield Taken(batch=stored, x=stored.x, preprocess=preprocess)
+            return
+        # Each waits for the device, and steps keep that busy.
+        decode = partial(self._decode, reader, crops)
+        meter = self.meters.decode
+        made = mapped(
+            decode, source, threads=THREADS, depth=THREADS + 1, meter=meter, timed=False, name="nimble-decode"
+        )
+        with closing(made):
+            for decoded in made:
+                batch, pixels = self._completed(reader, decoded, crops)
+                yield Taken(batch=batch, x=pixels, preprocess=preprocess)
 
     def end(self) -> None:
         """Wake every thread that waits for a buffer; its batches end."""
@@ -130,8 +150,9 @@ class Intake:
 
     def close(self) -> None:
         """Free the memory. Call it when no thread reads any more."""
-        for decoder in self._decoders.values():
-            decoder.close()
+        for pool in self._decoders.values():
+            for decoder in pool:
+                decoder.close()
         if self._buffers is not None:
             self._buffers.close()
 
@@ -150,33 +171,44 @@ class Intake:
         count = as_many(nbytes, most=_BUFFERS, fewest=_FEWEST_BUFFERS, limit_bytes=_BUFFER_BYTES)
         return pinned_buffers(nbytes, count, self.device)
 
-    def _decoded(self, reader: Reader, batch: Batch, crops: RandomCrops | None) -> tuple[Batch, torch.Tensor]:
-        """The batch without the records that turn out to be bad, and its pixels on the device, uint8 [n, H, W, C]."""
+    def _decode(self, reader: Reader, crops: RandomCrops | None, batch: Batch) -> _Decoded:
+        """Decode a batch on the device, and release its memory on the host. Several threads may call this at once."""
         assert batch.pictures is not None
         boxes = None if crops is None else crops.rectangles(batch.indexes, batch.pictures.sizes)
+        taken = self._decoders_of(reader).take()
+        assert taken is not None
+        decoder, give_back = taken
         try:
-            with self._lock, self._on_stream(), self.meters.decode.busy():
+            with self._on_stream(), self.meters.decode.busy():
                 x = torch.empty((len(batch), *reader.recipe.shape), dtype=torch.uint8, device=self.device)
-                if self._after is not None:
-                    self._after.record()  # work on this stream may still use the memory
-                decoder = self._decoder(reader)
-                failed = decoder.decode(batch.pictures, x, boxes=boxes, after=self._after) if len(batch) else ()
-                if self.stream is not None and decoder.done is not None:
-                    self.stream.wait_event(decoder.done)
+                after = None
+                if self.stream is not None:
+                    after, decoder.done = torch.cuda.Event(), torch.cuda.Event()
+                    after.record()  # work on this stream may still use the memory
+                failed = decoder.decode(batch.pictures, x, boxes=boxes, after=after) if len(batch) else ()
+                return _Decoded(batch=batch, x=x, failed=failed, done=decoder.done)
         finally:
+            give_back()
             batch.release()
-        left, kept, pixels = redone(batch, failed, partial(reader.redo, crops=crops))
+
+    def _completed(self, reader: Reader, found: _Decoded, crops: RandomCrops | None) -> tuple[Batch, torch.Tensor]:
+        """The batch without the records that turn out to be bad, and its pixels on the device, uint8 [n, H, W, C]."""
+        x = found.x
+        if self.stream is not None and found.done is not None:
+            self.stream.wait_event(found.done)
+        left, kept, pixels = redone(found.batch, found.failed, partial(reader.redo, crops=crops))
         with self._on_stream():
             put(pixels, x)
-            if len(kept) < len(batch):
+            if len(kept) < len(found.batch):
                 x = x[torch.tensor(kept, dtype=torch.int64, device=self.device)]
         return left, x
 
-    def _decoder(self, reader: Reader) -> PictureDecoder:
+    def _decoders_of(self, reader: Reader) -> Pool[PictureDecoder]:
         recipe = reader.recipe
-        if recipe not in self._decoders:
-            self._decoders[recipe] = PictureDecoder.of(self.device, recipe)
-        return self._decoders[recipe]
+        with self._lock:
+            if recipe not in self._decoders:
+                self._decoders[recipe] = Pool([PictureDecoder.of(self.device, recipe) for _ in range(THREADS)])
+            return self._decoders[recipe]
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
