@@ -10,6 +10,8 @@
 #   ranks      a fine-tuning on two GPUs beside one (MODELS, default resnet50)   devices    a scoring job on two GPUs beside one
 #   text       MiniLM and BERT-base over 100,000 texts: 640 s      scoring    ours and the loops over JPEGs: 320 s (SYSTEMS, PHOTOS)
 #   resident   small jobs of one worker: 190 s              run        a stored `run` and its phases
+#   decoding   JPEGs decoded beside a load: 60 s (PHOTOS)   jpeg-training  ResNet-50 from JPEGs, by the GPU and by the CPU: 150 s
+#   first-runs jobs with nothing stored beside eager: 200 s (RECORDS)
 #   text-start fresh processes with stored buckets: 340 s   text-training  BERT-base, ours and torch.compile: 500 s (SYSTEMS)
 # The seconds are those of slow hosts. A part that measures the host as well, as all but tests and inference do, wants to be alone on its cores.
 # Set in the environment: PYTHON (python3; must have nimble-jobs' packages), MODELS, SYSTEMS, TESTS, TEXTS (minilm,bert-base), BUCKETS (20, of text-start).
@@ -70,6 +72,10 @@ part() {  # NAME SECONDS: measure it
                 SETTINGS="ours-gpu-decode=64 gpu-decode=256/2 ours-cpu-decode=256 dataloader-torchvision=128/16 dataloader-compiled=128/16" \
                 scripts/gpu_scoring.sh images "$out" ;;
         resident) "$PYTHON" scripts/bench_resident.py --jobs 100 --fresh 1 --dtype fp16 --device cuda --phases --json "$out.json" ;;
+        decoding) "$PYTHON" scripts/measure_decoding.py ${PHOTOS:+--photos "$PHOTOS"} --json "$out.json" ;;
+        jpeg-training)
+            "$PYTHON" scripts/bench_training_job.py resnet50:224:1200 --batch 64 --dtype bf16 --jpegs 8192 --decode gpu cpu --json "$out.json" ;;
+        first-runs) "$PYTHON" scripts/bench_first_run.py --records "${RECORDS:-100,1000,20000,30000,100000}" --json "$out.json" ;;
         run) "$PYTHON" scripts/measure_run.py resnet50 --batch 64 --records 8192 --phases --json "$out.json" ;;
         *) echo "gpu_parts: unknown part $1"; return 2 ;;
     esac
