@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from nimble_jobs.data.shard_files import NOTE, ShardFiles, read_note
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.data.unpublished import ERRORS, Unpublished
 from nimble_jobs.errors import DataError
-from nimble_jobs.pipeline import Beside
 from nimble_jobs.regular import NotRegular, read_regular
 from nimble_jobs.spec.model import OutputSpec
 from nimble_jobs.whole import sync_path
@@ -63,7 +61,6 @@ class Staging(Unpublished):
         self._folder, self._sheets = self._files.folder, self._files.sheets
         self._extra: list[str] = []
         self._unsynced: set[str] = set()  # files that may not be durable yet
-        self._syncing: tuple[list[str], Beside] | None = None  # files that are being synced
         if self._adopted():
             return
         check_path(output, ledger, job_id)
@@ -89,15 +86,12 @@ class Staging(Unpublished):
 
         The `last` shard becomes durable only when `publish` syncs the folder, which saves a small job half of its
         syncs. A killed process loses nothing, and after a power failure digests tell whether the shard must be
-        written again. Its files are synced beside whatever comes between.
+        written again. Threads that synced its files meanwhile would take Python's lock too often to save time.
         Raises DataError if it cannot be written, FencedOut if a newer attempt took over.
         """
         shard = self._files.write(index, columns, bad, carries=carries, shortened=shortened, sync=not last)
         if last:
-            names = [entry.name for entry in shard.files]
-            self._unsynced.update(names)
-            sync = partial(sync_all, [self._folder / name for name in names])
-            self._syncing = names, Beside(sync, name="nimble-sync")
+            self._unsynced.update(entry.name for entry in shard.files)
         self.done[index] = shard
         return shard
 
@@ -143,14 +137,6 @@ class Staging(Unpublished):
             publication.restore(self._output.folder, self._root)
         self._clear()
 
-    def _await_sync(self) -> None:
-        """Wait until the files of the last shard are synced. If that fails, publication syncs them if called again."""
-        if self._syncing is not None:
-            names, syncing = self._syncing
-            self._syncing = None
-            syncing.wait()
-            self._unsynced.difference_update(names)
-
     def _adopted(self) -> bool:
         """Whether the path has what this job would publish; if so, it is taken as finished."""
         there = publication.adoptable(self._output, self._job_id, self._basis, self._ledger)
@@ -174,7 +160,6 @@ class Staging(Unpublished):
         for stray in self._folder.iterdir():
             if stray.name not in known:
                 remove_tree(stray)
-        self._await_sync()
         sync_all([*(self._folder / name for name in (*sorted(self._unsynced), MANIFEST)), self._folder])
         return complete
 
