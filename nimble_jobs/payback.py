@@ -21,7 +21,7 @@ _STRETCHED = 4.0  # a build takes so many times as long if no core is idle
 _HOST_CORES = 2.0  # cores that a build for a GPU keeps busy: one traces and measures, one compiles
 
 STAKE = 0.2  # share of its whole time that a job may lose if a build gains nothing
-QUICK_STAKE = 0.25  # the same for the quick candidate alone: what it saves is measured on a GPU, not guessed
+QUICK_STAKE = 0.25  # the same for the quick candidate alone on a GPU, where what it saves is measured, not guessed
 MARGIN_S = 0.05  # a plan must be expected to save at least this much
 
 
@@ -96,7 +96,7 @@ def decide(situation: Situation, costs: Costs) -> Decision:
     best, ends_s, cost_s, worth_s = Plan.NOTHING, eager_s, 0.0, 0.0
     for plan in _possible(situation):
         time_s, stake_s, elsewhere_s = _expected(plan, situation, costs)
-        share = QUICK_STAKE if plan is Plan.QUICK else STAKE
+        share = QUICK_STAKE if plan is Plan.QUICK and situation.on_gpu else STAKE
         risky = stake_s > share * (situation.spent_s + eager_s) and elsewhere_s <= stake_s
         if not risky and time_s - elsewhere_s < ends_s - worth_s - MARGIN_S:
             best, ends_s, cost_s, worth_s = plan, time_s, stake_s, elsewhere_s

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -130,25 +131,38 @@ def timed(owner: type, name: str, into: list[float]) -> Callable[[], None]:
 
 def decoded(device: torch.device, batches: list[Pictures], threads: int) -> dict[str, float]:
     """Decode for a while in so many threads; medians of milliseconds, and pictures a second."""
+    cuda, shape = device.type == "cuda", (len(batches[0]), SIDE, SIDE, 3)
     spent: dict[str, list[float]] = {name: [] for name in NAMES}
-    taken, done = itertools.cycle(batches), itertools.count()
-    end = time.perf_counter() + SECONDS
+    done = itertools.count()
+    begin = threading.Barrier(threads + 1)
 
-    def work() -> None:
-        with closing(PictureDecoder.of(device, RECIPE)) as decoder:
-            out = torch.empty(len(batches[0]), SIDE, SIDE, 3, dtype=torch.uint8, device=device)
+    def work(first: int) -> None:
+        mine, stream = (
+            itertools.cycle(batches[first:] + batches[:first]),
+            streams.take(device, urgent=True) if cuda else None,
+        )
+        with closing(PictureDecoder.of(device, RECIPE)) as decoder, torch.cuda.stream(stream):
+            decoder.decode(batches[first], torch.empty(shape, dtype=torch.uint8, device=device))
+            begin.wait()
             while time.perf_counter() < end:
-                assert not decoder.decode(next(taken), out)
+                out = torch.empty(shape, dtype=torch.uint8, device=device)
+                after = None if stream is None else stream.record_event()
+                if decoder.decode(next(mine), out, after=after):
+                    raise RuntimeError("a picture could not be decoded")
                 next(done)
 
     methods = ((PictureDecoder, "decode"), (JpegEngines, "decode"), (PictureDecoder, "_left_out"))
     back = [timed(owner, name, spent[what]) for (owner, name), what in zip(methods, NAMES, strict=True)]
-    start = time.perf_counter()
-    workers = [threading.Thread(target=work) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    end = time.perf_counter() + 1e9  # until all have begun
+    with ThreadPoolExecutor(threads) as pool:
+        working = [pool.submit(work, number) for number in range(threads)]
+        begin.wait()
+        for values in spent.values():
+            values.clear()
+        start = time.perf_counter()
+        end = start + SECONDS
+        for each in working:
+            each.result()
     seconds = time.perf_counter() - start
     for put_back in back:
         put_back()

@@ -75,7 +75,22 @@ def test_a_rank_that_fails_leaves_at_once(
     ranks_run(tmp_path, work)
     assert "1 waits for its device" not in happened
     assert happened.count("0 leaves") == happened.count("1 leaves") == 1
-    assert "all sums are done, but another rank of the training is gone" in caplog.text
+    assert "all sums of this rank are done, but another rank of the training is gone" in caplog.text
+
+
+def test_a_rank_whose_device_fails_at_the_end_leaves_all_the_same(
+    tmp_path: Path, happened: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise Python would free the group, which may hang."""
+
+    def fail() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    host = groups.host_group(tmp_path / "meeting", 0, 1, timeout_s=60.0)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"), Gang(0, 1, host, DeviceGroup()):
+        pass
+    assert happened == ["MainThread leaves"]
 
 
 def test_a_group_does_not_ask_at_a_meeting_that_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nimble_jobs.decoding.recipe import Recipe
 
 _BUFFERS, _FEWEST_BUFFERS = 12, 6  # batches that are being read or sent; they belong to two segments at most
+_DECODED_AHEAD = THREADS + 1  # batches that are being decoded, and one that waits
 _BUFFER_BYTES = 1 << 30  # of pinned memory in all, unless the fewest buffers need more
 
 
@@ -136,7 +137,7 @@ class Intake:
         decode = partial(self._decode, reader, crops)
         meter = self.meters.decode
         made = mapped(
-            decode, source, threads=THREADS, depth=THREADS + 1, meter=meter, timed=False, name="nimble-decode"
+            decode, source, threads=THREADS, depth=_DECODED_AHEAD, meter=meter, timed=False, name="nimble-decode"
         )
         with closing(made):
             for decoded in made:
@@ -168,28 +169,31 @@ class Intake:
         if not row_bytes:
             return None
         nbytes = batch_size * max(row_bytes)
-        count = as_many(nbytes, most=_BUFFERS, fewest=_FEWEST_BUFFERS, limit_bytes=_BUFFER_BYTES)
+        more = _DECODED_AHEAD + 1 if self._on_device else 0  # those that wait for a decoder, of each segment together
+        most, fewest = _BUFFERS + more, _FEWEST_BUFFERS + more
+        count = as_many(nbytes, most=most, fewest=fewest, limit_bytes=_BUFFER_BYTES)
         return pinned_buffers(nbytes, count, self.device)
 
     def _decode(self, reader: Reader, crops: RandomCrops | None, batch: Batch) -> _Decoded:
         """Decode a batch on the device, and release its memory on the host. Several threads may call this at once."""
         assert batch.pictures is not None
-        boxes = None if crops is None else crops.rectangles(batch.indexes, batch.pictures.sizes)
-        taken = self._decoders_of(reader).take()
-        assert taken is not None
-        decoder, give_back = taken
-        try:
+        done = None if self.stream is None else torch.cuda.Event()
+        with ExitStack() as stack:
+            stack.callback(batch.release)
+            boxes = None if crops is None else crops.rectangles(batch.indexes, batch.pictures.sizes)
+            taken = self._decoders_of(reader).take()
+            assert taken is not None
+            decoder, give_back = taken
+            stack.callback(give_back)
             with self._on_stream(), self.meters.decode.busy():
                 x = torch.empty((len(batch), *reader.recipe.shape), dtype=torch.uint8, device=self.device)
                 after = None
                 if self.stream is not None:
-                    after, decoder.done = torch.cuda.Event(), torch.cuda.Event()
+                    after = torch.cuda.Event()
                     after.record()  # work on this stream may still use the memory
+                decoder.done = done
                 failed = decoder.decode(batch.pictures, x, boxes=boxes, after=after) if len(batch) else ()
-                return _Decoded(batch=batch, x=x, failed=failed, done=decoder.done)
-        finally:
-            give_back()
-            batch.release()
+            return _Decoded(batch=batch, x=x, failed=failed, done=done)
 
     def _completed(self, reader: Reader, found: _Decoded, crops: RandomCrops | None) -> tuple[Batch, torch.Tensor]:
         """The batch without the records that turn out to be bad, and its pixels on the device, uint8 [n, H, W, C]."""
@@ -207,7 +211,12 @@ class Intake:
         recipe = reader.recipe
         with self._lock:
             if recipe not in self._decoders:
-                self._decoders[recipe] = Pool([PictureDecoder.of(self.device, recipe) for _ in range(THREADS)])
+                with ExitStack() as stack:
+                    made = [
+                        stack.enter_context(closing(PictureDecoder.of(self.device, recipe))) for _ in range(THREADS)
+                    ]
+                    stack.pop_all()  # all were made, and are closed with the intake
+                self._decoders[recipe] = Pool(made)
             return self._decoders[recipe]
 
     def _on_stream(self) -> AbstractContextManager[object]:

@@ -116,9 +116,13 @@ class Followers:
 
         def connect() -> None:
             try:
-                connecting.set_result(Gang.connect(self._meeting, 0, self._count, device, timeout_s=self._timeout_s))
+                gang = Gang.connect(self._meeting, 0, self._count, device, timeout_s=self._timeout_s)
             except BaseException as e:  # noqa: BLE001 - it is raised by who waits
                 connecting.set_exception(e)
+                return
+            if self._closing:
+                gang.abort()  # nobody waits any more
+            connecting.set_result(gang)
 
         threading.Thread(target=connect, name="nimble-ranks-meet", daemon=True).start()
         while not wait([connecting], _LOOK_S).done:
@@ -144,11 +148,11 @@ class Followers:
         that rank's process, whose connections then close.
         """
         while not self._closing:
-            gone = [f for f in self._running if f.failure() is not None or f.process.poll() is not None]
+            # One that ended with 0 has done its part, and waited until the leader had done its own.
+            gone = [f for f in self._running if f.failure() is not None or f.process.poll() not in (None, 0)]
             if gone and not self._closing:
-                log.warning("rank %d has failed or ended", gone[0].rank)
-                # One that ended with 0 has done its part.
-                self._aborted = any(f.failure() is not None or f.process.poll() != 0 for f in gone)
+                log.warning("rank %d has failed", gone[0].rank)
+                self._aborted = True
                 gang.abort()
                 for follower in gone:
                     follower.leave(_TELLING_S)

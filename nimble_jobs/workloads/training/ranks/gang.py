@@ -18,7 +18,7 @@ import torch
 from nimble_jobs.engine import collectives
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.private import groups
-from nimble_jobs.errors import RankLost
+from nimble_jobs.errors import NimbleError
 
 log = logging.getLogger(__name__)
 
@@ -86,14 +86,21 @@ class Gang:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._device is not None and kind is None:
-            torch.cuda.synchronize()  # the last sums may still run
-            try:
-                self.numbers([0])  # also on the other ranks, which read what this one sent
-            except RankLost as e:
-                log.warning("all sums are done, but %s", e)
-        self.abort()
-        self._device = None
+        try:
+            if self._device is not None and kind is None:
+                torch.cuda.synchronize()  # the last sums may still run
+                self._wait_for_others()
+        finally:
+            device, self._device = self._device, None
+            if device is not None:
+                groups.abort(device)
+
+    def _wait_for_others(self) -> None:
+        """Wait until all ranks have done their sums: they read what this one sent."""
+        try:
+            self.numbers([0])
+        except NimbleError as e:
+            log.warning("all sums of this rank are done, but %s", e)
 
 
 def _answered(call: Callable[[], T], place: str = "the host") -> T:
