@@ -147,7 +147,7 @@ class PictureDecoder:
             self._memory.drop()
             if engines is not None:
                 jpeg_engines.give_back(engines)
-            streams.give_back(stream, urgent=True)  # with the memory that the allocator cached for it
+            streams.give_back(stream)  # with the memory that the allocator cached for it
 
     def _check(self, pictures: Pictures, out: torch.Tensor, boxes: np.ndarray | None) -> None:
         shape = (self._shaping.height, self._shaping.width, self._shaping.channels)

@@ -19,6 +19,7 @@ import torch
 from nimble_jobs.engine.cuda_driver import create_stream
 
 _IDLE: dict[tuple[int, bool], deque[torch.cuda.Stream]] = {}  # by device index, and by whether they are urgent
+_URGENT: set[int] = set()  # handles
 
 
 def take(device: torch.device, *, urgent: bool = False) -> torch.cuda.Stream:
@@ -31,18 +32,21 @@ def take(device: torch.device, *, urgent: bool = False) -> torch.cuda.Stream:
         # Without a lock: `give_back` may be called by the garbage collector, anywhere.
         return _idle(device, urgent).pop()
     except IndexError:
-        return torch.cuda.ExternalStream(create_stream(device, urgent=urgent), device)
+        stream = torch.cuda.ExternalStream(create_stream(device, urgent=urgent), device)
+        if urgent:
+            _URGENT.add(stream.cuda_stream)
+        return stream
 
 
-def give_back(stream: torch.cuda.Stream, *, urgent: bool = False) -> None:
+def give_back(stream: torch.cuda.Stream) -> None:
     """Let others use a stream. Work may still run on it, which theirs then follows, but no capture."""
-    _idle(stream.device, urgent).append(stream)
+    _idle(stream.device, stream.cuda_stream in _URGENT).append(stream)
 
 
 def take_for(owner: object, device: torch.device, *, urgent: bool = False) -> torch.cuda.Stream:
     """A stream that nobody but `owner` uses, until it is freed. Raises OutOfMemory, DeviceFault."""
     stream = take(device, urgent=urgent)
-    weakref.finalize(owner, give_back, stream, urgent=urgent).atexit = False
+    weakref.finalize(owner, give_back, stream).atexit = False
     return stream
 
 

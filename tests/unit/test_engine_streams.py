@@ -33,6 +33,7 @@ class Stream:
 def _handles(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = itertools.count(1)
     monkeypatch.setattr(streams, "_IDLE", {})
+    monkeypatch.setattr(streams, "_URGENT", set())
     monkeypatch.setattr(streams, "create_stream", lambda _device, urgent: (-1 if urgent else 1) * next(numbers))
     monkeypatch.setattr(torch.cuda, "ExternalStream", Stream)
 
@@ -52,7 +53,7 @@ def test_urgent_streams_are_kept_apart() -> None:
     """Whose kernels would otherwise go before others', or wait behind them, by chance."""
     urgent = streams.take(DEVICE, urgent=True)
     assert urgent.cuda_stream < 0
-    streams.give_back(urgent, urgent=True)
+    streams.give_back(urgent)
     assert streams.take(DEVICE).cuda_stream > 0
     assert streams.take(DEVICE, urgent=True) is urgent
 
