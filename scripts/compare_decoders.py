@@ -18,17 +18,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measure_decoding import batch_of
 from measuring import commit
 from PIL import Image
 from torch import nn
 
 from nimble_jobs.bench.scoring.photos import sources
-from nimble_jobs.decoding.do import left_encoded
 from nimble_jobs.decoding.picture import decoder, pixels
 from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.engine.picture_trial import available
 from nimble_jobs.engine.pictures import PictureDecoder, decoder_name
-from nimble_jobs.pictures import Pictures
 
 SIDE, BATCH = 128, 50
 RECIPE = Recipe(channels=3, resize=(SIDE, SIDE), center_crop=None, size=(SIDE, SIDE))
@@ -69,16 +68,8 @@ def by_device(encoded: list[bytes], device: torch.device) -> tuple[torch.Tensor,
     with closing(PictureDecoder(device, SIDE, SIDE, 3, resize=(SIDE, SIDE))) as made:
         for first in range(0, len(encoded), BATCH):
             some = encoded[first : first + BATCH]
-            headers = [left_encoded(one, RECIPE) for one in some]
-            ends = np.cumsum([len(one) for one in some])
-            batch = Pictures(
-                data=np.frombuffer(bytearray(b"".join(some)), dtype=np.uint8),
-                spans=np.array([(end - len(one), len(one)) for end, one in zip(ends, some, strict=True)]),
-                sizes=np.array([(h.height, h.width) for h in headers if h is not None], dtype=np.int32),
-                alike=np.array([h.alike for h in headers if h is not None]),
-            )
             out = torch.zeros(len(some), SIDE, SIDE, 3, dtype=torch.uint8, device=device)
-            failed = made.decode(batch, out)
+            failed = made.decode(batch_of(some, RECIPE), out)
             if made.done is not None:
                 made.done.synchronize()
             refused += len(failed)

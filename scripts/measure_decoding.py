@@ -19,7 +19,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -101,14 +101,13 @@ class Load:
             torch.cuda.synchronize()
 
 
-def batch_of(files: list[Path]) -> Pictures:
-    """These files as one batch."""
-    some = [path.read_bytes() for path in files]
-    headers = [h for one in some if (h := left_encoded(one, RECIPE)) is not None]
-    ends = np.cumsum([len(one) for one in some])
+def batch_of(encoded: Sequence[bytes], recipe: Recipe) -> Pictures:
+    """These JPEGs as one batch."""
+    headers = [h for one in encoded if (h := left_encoded(one, recipe)) is not None]
+    ends = np.cumsum([len(one) for one in encoded])
     return Pictures(
-        data=np.frombuffer(bytearray(b"".join(some)), dtype=np.uint8),
-        spans=np.array([(end - len(one), len(one)) for end, one in zip(ends, some, strict=True)]),
+        data=np.frombuffer(bytearray(b"".join(encoded)), dtype=np.uint8),
+        spans=np.array([(end - len(one), len(one)) for end, one in zip(ends, encoded, strict=True)]),
         sizes=np.array([(h.height, h.width) for h in headers], dtype=np.int32),
         alike=np.array([h.alike for h in headers]),
     )
@@ -186,7 +185,8 @@ def main() -> None:
         names = tuple(path.name for path in found)
         recipe = photos.Recipe(count=8 * given.batch, width=500, height=375, photos=names)
         files = photos.provide(Path(folder) / "photos", recipe, found, lambda _text: None)
-        batches = [batch_of(files[i : i + given.batch]) for i in range(0, len(files), given.batch)]
+        encoded = [path.read_bytes() for path in files]
+        batches = [batch_of(encoded[i : i + given.batch], RECIPE) for i in range(0, len(encoded), given.batch)]
     loads: dict[str, Load | None] = {"none": None}
     if device.type == "cuda":
         loads["default stream"] = Load(torch.cuda.default_stream(device), given.step_ms)

@@ -1,6 +1,6 @@
-"""What a job that began in eager knows of itself, and what it decides to build by that.
+"""Decides what to build for a job that began in eager, once its rate is known.
 
-`decided` asks for one plan and keeps its costs; `want` leaves to the store what others may build.
+`decided` chooses a plan for this job. `want` tells the store which schedule the job lacked, for idle workers to build.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def _device(prepared: Prepared) -> str:
 
 
 def demand_of(context: JobContext, prepared: Prepared) -> Demand:
+    """How often the schedule was missed, is wanted by queued jobs and timers, and could not be built."""
     return context.store.wanted.demand(prepared.loaded.key, context.job.spec, job=context.job.id)
 
 

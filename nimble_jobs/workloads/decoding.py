@@ -7,6 +7,7 @@ decoded on the host, alone. If that fails too, it is a bad record.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 
 import numpy as np
 import torch
@@ -21,13 +22,20 @@ Redo = Callable[[int], np.ndarray | str]  # position in the input -> uint8 [H, W
 THREADS = 2  # a third one gained nothing on an H200
 
 
+def decoders(make: Callable[[], PictureDecoder]) -> Pool[PictureDecoder]:
+    """One for each of `THREADS` threads. Close them when none decodes any more. Raises what `make` raises."""
+    with ExitStack() as stack:
+        made = [stack.enter_context(closing(make())) for _ in range(THREADS)]
+        stack.pop_all()  # only if one cannot be made are the others closed here
+    return Pool(made)
+
+
 class DeviceDecoding:
     """Decodes batches of encoded pictures into slots; `THREADS` threads may call it at once."""
 
     def __init__(self, redo: Redo, arrivals: Arrivals, meter: Meter, make: Callable[[], PictureDecoder]) -> None:
         self._redo, self._arrivals, self._meter = redo, arrivals, meter
-        self._decoders = [make() for _ in range(THREADS)]
-        self._free = Pool(self._decoders)
+        self._decoders = decoders(make)
 
     def __call__(self, batch: Batch) -> tuple[Arrived | None, Batch] | None:
         """The batch on the device, without the records that turn out to be bad; None once the job has ended.
@@ -35,7 +43,7 @@ class DeviceDecoding:
         Releases the batch's buffer. Raises OutOfMemory, torch.AcceleratorError.
         """
         assert batch.pictures is not None
-        found = self._free.take()
+        found = self._decoders.take()
         assert found is not None
         decoder, done_with_it = found
         try:

@@ -22,7 +22,7 @@ from nimble_jobs.pipeline import Meter, Pool, mapped
 from nimble_jobs.planner.jobs.loaded import as_many, pinned_buffers
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.workloads.decode import Decode
-from nimble_jobs.workloads.decoding import THREADS, put, redone
+from nimble_jobs.workloads.decoding import THREADS, decoders, put, redone
 from nimble_jobs.workloads.stages import summary_of
 
 if TYPE_CHECKING:
@@ -134,13 +134,17 @@ class Intake:
                     yield Taken(batch=stored, x=stored.x, preprocess=preprocess)
             return
         # Each waits for the device, and steps keep that busy.
-        decode = partial(self._decode, reader, crops)
-        meter = self.meters.decode
-        made = mapped(
-            decode, source, threads=THREADS, depth=_DECODED_AHEAD, meter=meter, timed=False, name="nimble-decode"
+        results = mapped(
+            partial(self._decode, reader, crops),
+            source,
+            threads=THREADS,
+            depth=_DECODED_AHEAD,
+            meter=self.meters.decode,
+            timed=False,
+            name="nimble-decode",
         )
-        with closing(made):
-            for decoded in made:
+        with closing(results):
+            for decoded in results:
                 batch, pixels = self._completed(reader, decoded, crops)
                 yield Taken(batch=batch, x=pixels, preprocess=preprocess)
 
@@ -169,7 +173,7 @@ class Intake:
         if not row_bytes:
             return None
         nbytes = batch_size * max(row_bytes)
-        more = _DECODED_AHEAD + 1 if self._on_device else 0  # those that wait for a decoder, of each segment together
+        more = _DECODED_AHEAD + 1 if self._on_device else 0  # those that are decoded or wait for it
         most, fewest = _BUFFERS + more, _FEWEST_BUFFERS + more
         count = as_many(nbytes, most=most, fewest=fewest, limit_bytes=_BUFFER_BYTES)
         return pinned_buffers(nbytes, count, self.device)
@@ -211,12 +215,7 @@ class Intake:
         recipe = reader.recipe
         with self._lock:
             if recipe not in self._decoders:
-                with ExitStack() as stack:
-                    made = [
-                        stack.enter_context(closing(PictureDecoder.of(self.device, recipe))) for _ in range(THREADS)
-                    ]
-                    stack.pop_all()  # all were made, and are closed with the intake
-                self._decoders[recipe] = Pool(made)
+                self._decoders[recipe] = decoders(partial(PictureDecoder.of, self.device, recipe))
             return self._decoders[recipe]
 
     def _on_stream(self) -> AbstractContextManager[object]:

@@ -148,7 +148,7 @@ class Followers:
         that rank's process, whose connections then close.
         """
         while not self._closing:
-            # One that ended with 0 has done its part, and waited until the leader had done its own.
+            # One that ended with 0 has done its part; on GPUs, it has waited until the leader had done its own.
             gone = [f for f in self._running if f.failure() is not None or f.process.poll() not in (None, 0)]
             if gone and not self._closing:
                 log.warning("rank %d has failed", gone[0].rank)
