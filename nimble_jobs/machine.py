@@ -13,6 +13,8 @@ from nimble_jobs.version import __version__
 
 NVIDIA = Path("/proc/driver/nvidia")
 
+_QUEUES = "32"  # the most that CUDA takes; by default it makes 8
+
 # Versions, and what else decides over the bytes of an output, by name. Members of a job must have equal ones.
 Software = Mapping[str, str]
 
@@ -21,6 +23,16 @@ _DECIDE = ("numpy", "pyarrow", "pillow", "simplejpeg", "cykooz-resizer", "tokeni
 
 _Stamp = tuple[int, int, int]
 _known: dict[str, tuple[str, dict[Path, _Stamp]]] = {}  # versions by package, and the files that would tell of another
+
+
+def before_cuda() -> None:
+    """Set what CUDA reads when it starts, unless the user has set it. Call this in processes that run jobs.
+
+    Streams beyond the number of queues share them, and work of one then waits for all that lies before it in another:
+    a decoder of JPEGs for whole steps of a training.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _QUEUES)
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does
 
 
 def installed_version(package: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from importlib.metadata import version
 
 import numpy as np
@@ -76,7 +77,8 @@ class PictureDecoder:
         self._tables = Tables(self.device)
         self._memory = BlankMemory(self.device, self._at_once_bytes)
         self._used: tuple[torch.Tensor, int, int] | None = None  # the engines' pictures: memory, bytes, number
-        self._engines = None if decode is not None else jpeg_engines.take(self.device, channels)
+        self._uses_engines = decode is None
+        self._engines: JpegEngines | None = None  # while it decodes
 
     @classmethod
     def of(cls, device: torch.device, recipe: Recipe) -> PictureDecoder:
@@ -122,7 +124,7 @@ class PictureDecoder:
             self.refusals["its size does not fit"] += len(failed)
         encoded = encoded[fitting]
         sizes = pictures.sizes[encoded].astype(np.int64).prod(axis=1) * self._shaping.channels
-        with self._on_stream():
+        with self._at_work():
             for start, stop in portions(sizes.tolist(), self._at_once_bytes):
                 large = int(sizes[start:stop].max()) >= _LARGE_BYTES
                 rows = encoded[:0]
@@ -139,14 +141,11 @@ class PictureDecoder:
         return tuple(sorted(failed))
 
     def close(self) -> None:
-        """Wait for all work, and leave stream and engines to the next decoder. May be called more than once."""
+        """Wait for all work, and leave the stream to the next decoder. May be called more than once."""
         stream, self._stream = self._stream, None
-        engines, self._engines = self._engines, None
         if stream is not None:
             stream.synchronize()
             self._memory.drop()
-            if engines is not None:
-                jpeg_engines.give_back(engines)
             streams.give_back(stream)  # with the memory that the allocator cached for it
 
     def _check(self, pictures: Pictures, out: torch.Tensor, boxes: np.ndarray | None) -> None:
@@ -304,14 +303,22 @@ class PictureDecoder:
         if self._stream is not None and after is not None:
             enqueue.wait(self._stream, after)
 
-    def _on_stream(self) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Inside, the decoder's stream is the current one, and it has engines that nobody else uses."""
         if not able(self.device).streams:
-            return contextlib.nullcontext()
+            yield
+            return
         assert self._stream is not None, "the decoder was closed"
-        stack = contextlib.ExitStack()
-        stack.enter_context(torch.cuda.device(self.device))
-        stack.enter_context(torch.cuda.stream(self._stream))
-        return stack
+        if self._uses_engines:
+            self._engines = jpeg_engines.take(self.device, self._shaping.channels)
+        try:
+            with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+                yield
+        finally:
+            engines, self._engines = self._engines, None
+            if engines is not None:
+                jpeg_engines.give_back(engines)
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -10,13 +10,13 @@ import ctypes
 import gc
 import importlib
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nimble_jobs.machine import before_cuda
 from nimble_jobs.spec import JobSpec, parse_source
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def _make_context(index: int) -> bool:
 
     The call needs no torch, and Python's lock is free while the driver works.
     """
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does before it starts CUDA
+    before_cuda()
     try:
         driver = _driver()
     except OSError:

@@ -16,7 +16,7 @@ from nimble_jobs import moves
 from nimble_jobs import spec as specs
 from nimble_jobs.errors import DataError, FencedOut, NimbleError, OutOfMemory, foreseen
 from nimble_jobs.job import Job, JobState
-from nimble_jobs.machine import Software, host_software
+from nimble_jobs.machine import Software, before_cuda, host_software
 from nimble_jobs.patience import Patience
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store import Membership, Store
@@ -127,6 +127,7 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
     """The station that runs real jobs on `device` (auto, cpu, cuda, cuda:N). Raises UsageError if there is no such
     device.
     """
+    before_cuda()
     from nimble_jobs import workloads
     from nimble_jobs.decoding.pool import Decoders
     from nimble_jobs.engine.device import describe, memory_bytes, numerics, resolve

@@ -22,10 +22,10 @@ Redo = Callable[[int], np.ndarray | str]  # position in the input -> uint8 [H, W
 THREADS = 2  # a third one gained nothing on an H200
 
 
-def decoders(make: Callable[[], PictureDecoder]) -> Pool[PictureDecoder]:
-    """One for each of `THREADS` threads. Close them when none decodes any more. Raises what `make` raises."""
+def decoders(make: Callable[[], PictureDecoder], count: int = THREADS) -> Pool[PictureDecoder]:
+    """One for each of `count` threads. Close them when none decodes any more. Raises what `make` raises."""
     with ExitStack() as stack:
-        made = [stack.enter_context(closing(make())) for _ in range(THREADS)]
+        made = [stack.enter_context(closing(make())) for _ in range(count)]
         stack.pop_all()  # only if one cannot be made are the others closed here
     return Pool(made)
 

@@ -14,8 +14,9 @@ from PIL import Image
 
 from nimble_jobs.decoding.do import left_encoded
 from nimble_jobs.decoding.recipe import Recipe
-from nimble_jobs.engine import nvjpeg
+from nimble_jobs.engine import jpeg_engines, nvjpeg
 from nimble_jobs.engine.blank import BLANK
+from nimble_jobs.engine.jpeg_engines import JpegEngines
 from nimble_jobs.engine.picture_trial import available
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.engine.resize import Planes, Shaping, resize_into
@@ -199,14 +200,21 @@ def test_five_hundred_damaged_pictures_leave_the_device_working(decoder: Picture
     assert (x @ x).sum().item() == 64**3
 
 
+def next_engines(decoder: PictureDecoder) -> JpegEngines:
+    """Those that decode its next batch, unless another decoder takes them."""
+    engines = jpeg_engines.take(decoder.device, 3)
+    assert engines is not None
+    jpeg_engines.give_back(engines)
+    return engines
+
+
 def test_a_batch_that_the_engines_refuse_is_left_to_the_host(
     decoder: PictureDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next batch is decoded by other engines: a state that failed once may never finish."""
     good = ragged(8, 4)
     clean, _ = decoded(decoder, batch(good), (*RESIZED, 3))
-    before = decoder._engines
-    assert before is not None
+    before = next_engines(decoder)
 
     def fails(*_: object) -> None:
         raise RuntimeError("nvJPEG failed to decode a batch: 6")
@@ -214,7 +222,7 @@ def test_a_batch_that_the_engines_refuse_is_left_to_the_host(
     monkeypatch.setattr(before, "decode", fails)
     assert decoded(decoder, batch(good), (*RESIZED, 3))[1] == list(range(8))
     assert decoder.refusals == {"RuntimeError: nvJPEG failed to decode a batch: 6": 8}
-    assert decoder._engines is not before
+    assert next_engines(decoder) is not before
     again, failed = decoded(decoder, batch(good), (*RESIZED, 3))
     assert not failed
     np.testing.assert_array_equal(again, clean)
@@ -227,8 +235,7 @@ def test_a_picture_that_the_engines_leave_out_is_left_to_the_host(
     good = ragged(8, 5)
     clean, failed = decoded(decoder, batch(good), (*RESIZED, 3))
     assert not failed
-    engines = decoder._engines
-    assert engines is not None
+    engines = next_engines(decoder)
     decode, left_out = engines.decode, np.array([2, 7])
 
     def some(addresses: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, targets: np.ndarray, stream: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -184,17 +183,15 @@ def test_parts_on_the_device_are_those_of_the_host(pictures: Path) -> None:
             assert (found.x.to(torch.int16) - torch.from_numpy(expected.x).to(torch.int16)).abs().max() <= 3
 
 
-def test_a_batch_is_decoded_while_the_device_is_busy_with_the_one_before(
-    pictures: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batches keep their order, and an error takes the place of its batch."""
-    together, calls = threading.Barrier(2), itertools.count()
+def test_a_batch_is_decoded_before_anyone_asks_for_it(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One decoder works ahead. Batches keep their order, and an error takes the place of its batch."""
+    decoded, decoders = threading.Semaphore(0), set[PictureDecoder]()
     broken: list[list[int]] = []  # heights and widths of the pictures that cannot be decoded
     original = PictureDecoder.decode
 
     def decode(self: PictureDecoder, *given: Any, **more: Any) -> tuple[int, ...]:
-        if next(calls) < 2:
-            together.wait(30.0)  # breaks if only one works
+        decoders.add(self)
+        decoded.release()
         if given[0].sizes.tolist() == broken:
             raise OutOfMemory("no memory is left")
         return original(self, *given, **more)
@@ -205,8 +202,12 @@ def test_a_batch_is_decoded_while_the_device_is_busy_with_the_one_before(
         closing(Intake(torch.device("cpu"), [reader], on_device=True)) as intake,
     ):
         expected = [[i, i + 1] for i in range(0, reader.total, 2)]
-        found = [taken.batch.indexes.tolist() for taken in intake.batches(reader, 0, batch_size=2)]
+        batches = intake.batches(reader, 0, batch_size=2)
+        found = [next(batches).batch.indexes.tolist()]
+        assert all(decoded.acquire(timeout=30.0) for _ in range(2))  # the next one, too
+        found += [taken.batch.indexes.tolist() for taken in batches]
         assert found == expected
+        assert len(decoders) == 1
         for index in expected[5]:
             with Image.open(reader.place(index)) as image:
                 broken.append([image.height, image.width])

@@ -57,6 +57,7 @@ class Driver:
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is set for CUDA here ends with the test."""
     monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def test_a_context_is_made_on_the_device_of_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,14 +22,17 @@ from nimble_jobs.pipeline import Meter, Pool, mapped
 from nimble_jobs.planner.jobs.loaded import as_many, pinned_buffers
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.workloads.decode import Decode
-from nimble_jobs.workloads.decoding import THREADS, decoders, put, redone
+from nimble_jobs.workloads.decoding import decoders, put, redone
 from nimble_jobs.workloads.stages import summary_of
 
 if TYPE_CHECKING:
     from nimble_jobs.decoding.recipe import Recipe
 
 _BUFFERS, _FEWEST_BUFFERS = 12, 6  # batches that are being read or sent; they belong to two segments at most
-_DECODED_AHEAD = THREADS + 1  # batches that are being decoded, and one that waits
+# One that decodes: nvJPEG gives each decoder 14 streams, and with those of two and of the steps a device runs out of
+# queues. Then streams share one, and a decoder waits for whole steps (decision 0085).
+_DECODERS = 1
+_DECODED_AHEAD = _DECODERS + 1  # batches that are being decoded, and one that waits
 _BUFFER_BYTES = 1 << 30  # of pinned memory in all, unless the fewest buffers need more
 
 
@@ -133,11 +136,10 @@ class Intake:
                 for stored in source:
                     yield Taken(batch=stored, x=stored.x, preprocess=preprocess)
             return
-        # Each waits for the device, and steps keep that busy.
         results = mapped(
             partial(self._decode, reader, crops),
             source,
-            threads=THREADS,
+            threads=_DECODERS,
             depth=_DECODED_AHEAD,
             meter=self.meters.decode,
             timed=False,
@@ -179,7 +181,7 @@ class Intake:
         return pinned_buffers(nbytes, count, self.device)
 
     def _decode(self, reader: Reader, crops: RandomCrops | None, batch: Batch) -> _Decoded:
-        """Decode a batch on the device, and release its memory on the host. Several threads may call this at once."""
+        """Decode a batch on the device, and release its memory on the host."""
         assert batch.pictures is not None
         done = None if self.stream is None else torch.cuda.Event()
         with ExitStack() as stack:
@@ -215,7 +217,7 @@ class Intake:
         recipe = reader.recipe
         with self._lock:
             if recipe not in self._decoders:
-                self._decoders[recipe] = decoders(partial(PictureDecoder.of, self.device, recipe))
+                self._decoders[recipe] = decoders(partial(PictureDecoder.of, self.device, recipe), _DECODERS)
             return self._decoders[recipe]
 
     def _on_stream(self) -> AbstractContextManager[object]:
