@@ -161,9 +161,9 @@ def hang_at_start(*_args: Any) -> None:
 
 
 def submit(store: Store, folder: Path, *, name: str = "fake", **args: Any) -> Job:
-    """Queue a job that does what `args` say. `timeout_s`, `retry_s` and `stall` are not for the job itself."""
+    """Queue a job that does what `args` say, but for `timeout_s`, `retry_s`, `max_attempts` and `stall`."""
     timeout_s, retry_s = args.pop("timeout_s", None), args.pop("retry_s", 0.05)
-    stall = args.pop("stall", None)
+    stall, attempts = args.pop("stall", None), args.pop("max_attempts", 3)
     after, foreground = args.pop("after", ()), args.pop("foreground", False)
     spec = {
         "version": 1,
@@ -172,7 +172,7 @@ def submit(store: Store, folder: Path, *, name: str = "fake", **args: Any) -> Jo
         "model": {"source": "torchvision:resnet18", "args": {"note": str(folder / f"{name}.note"), **args}},
         "input": {"source": str(folder / "x.npy"), "format": "npy"},
         "output": {"path": str(folder / name)},
-        "run": {"retry": {"initial": retry_s, "backoff": "constant"}, "stall": stall},
+        "run": {"retry": {"max_attempts": attempts, "initial": retry_s, "backoff": "constant"}, "stall": stall},
     }
     return queued(
         store,
