@@ -16,8 +16,9 @@ from torch import nn
 
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.runtime import forget_compiled
+from nimble_jobs.engine.random_states import RandomStates
 from nimble_jobs.engine.same_bytes import same_bytes
-from nimble_jobs.engine.state import RandomStates, Snapshot, attributes, tensors_in
+from nimble_jobs.engine.state import Snapshot, attributes, tensors_in
 from nimble_jobs.engine.tree import has_own_names, named_leaves, opened
 from nimble_jobs.errors import CannotRecord
 

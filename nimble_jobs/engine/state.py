@@ -1,10 +1,9 @@
-"""Saves and restores what a call may change besides its outputs: a module's tensors, attributes, random states."""
+"""Saves and restores what a call may change of its module: tensors, attributes, and random generators."""
 
 from __future__ import annotations
 
-import random
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,12 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from nimble_jobs.engine.device import able
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.modes import DispatchMode, functions_off
-from nimble_jobs.engine.private.modules import buffers_of, parameters_of, tables_of
+from nimble_jobs.engine.private.modules import buffers_of, parameters_of, tables_of, walk
 from nimble_jobs.engine.private.operators import OpOverload, write_arguments
 from nimble_jobs.engine.private.tensors import storage_id, tree_leaves
+from nimble_jobs.engine.random_states import generator_state, set_generator_state
 from nimble_jobs.engine.same_bytes import differing
 from nimble_jobs.errors import CannotRecord
 
@@ -25,17 +24,30 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}  # restored separately
 _NO_STATE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, nn.Module)
 _LEAVES = (*_PLAIN, *_NO_STATE, np.ndarray)
+_BARE = frozenset(_LEAVES) - {np.ndarray, nn.Module}  # by their exact type, which is quicker to ask for
+_TABLES = frozenset({dict, OrderedDict})
+_EXACT = frozenset({type(None), bool, int, str, bytes})  # equal values look the same to a model
+_TENSOR_OR_LEAF = (*_LEAVES, torch.Tensor)
+_NO_ITEMS: dict[Any, Any] = {}  # what most tables hold; nobody writes into it
 _DEPTH = 8  # levels of nested containers and objects that are searched
 
 
 def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters, buffers and plain tensor attributes of a module by dotted name. Aliases have the first name only."""
     found: dict[str, torch.Tensor] = {}
-    for prefix, child in module.named_modules():
+    for prefix, child in walk(module):
         for name, value in {**parameters_of(child), **buffers_of(child), **vars(child)}.items():
-            if isinstance(value, torch.Tensor):
+            if not _holds_nothing(value) and isinstance(value, torch.Tensor):
                 found.setdefault(f"{prefix}.{name}" if prefix else name, value)
     return found
+
+
+def _holds_nothing(value: Any) -> bool:
+    """Whether nothing can be found in a value, as in most attributes of modules: flags, and tables of no hooks."""
+    kind = type(value)
+    if kind in _TABLES:
+        return not value and (kind is dict or not value.__dict__)
+    return kind in _BARE
 
 
 def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -43,13 +55,15 @@ def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
     found = state_of(module)
     waiting = [
         (f"{p}.{n}" if p else n, v, _DEPTH)
-        for p, m in module.named_modules()
+        for p, m in walk(module)
         for n, v in vars(m).items()
-        if n not in _OWN
+        if not _holds_nothing(v) and n not in _OWN
     ]
     seen: set[int] = set()
     while waiting:
         name, value, depth = waiting.pop()
+        if _holds_nothing(value):
+            continue
         if isinstance(value, torch.Tensor):
             found.setdefault(name, value)
             continue
@@ -84,16 +98,16 @@ class Snapshot:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self._tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        for m in module.modules():
+        for _, m in walk(module):
             for table in tables_of(m):
                 if isinstance(table, dict):
-                    self._tables.append((table, dict(table)))
+                    self._tables.append((table, dict(table) if table else _NO_ITEMS))
         self._held = [(c, _contents(c)) for c in _containers(module)]
         kept = {id(p) for p in module.parameters()}
         tensors = {**{f"#{i}": t for i, t in enumerate(self._in_containers())}, **state_of(module)}
         self.tensors = {n: t for n, t in tensors.items() if id(t) not in kept and writable(t)}
         self._values = {n: t.detach().clone() for n, t in self.tensors.items()}
-        self._generators = [(g, _generator_state(g)) for g in _generators(module)]
+        self._generators = [(g, generator_state(g)) for g in _generators(module)]
         self.nests = False  # whether a watched call used nested tensors
 
     def watching(self) -> DispatchMode:
@@ -135,7 +149,7 @@ class Snapshot:
                 else:
                     tensor.copy_(self._values[name])
         for generator, state in self._generators:
-            _set_generator_state(generator, state)
+            set_generator_state(generator, state)
 
     def put_back(self) -> None:
         """Restore everything that the module held: attributes, the contents of containers, and values."""
@@ -187,38 +201,10 @@ class _Writes(DispatchMode):
             self._snapshot._values[name] = parameter.detach().clone()
 
 
-class RandomStates:
-    """The random states of Python, of numpy, and of torch on the host and on a device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._torch = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state(device) if able(device).random_states else None
-        self._python = random.getstate()
-        self._numpy = np.random.get_state(legacy=False)
-
-    def changed(self) -> str | None:
-        """Which random numbers have been drawn since, Python's or numpy's; None if neither."""
-        if random.getstate() != self._python:
-            return "Python's random module"
-        now = np.random.get_state(legacy=False)
-        if _picture(now, {}, _DEPTH) != _picture(self._numpy, {}, _DEPTH):  # an array's text takes milliseconds
-            return "numpy.random"
-        return None
-
-    def put_back(self) -> None:
-        """Restore all random states."""
-        torch.set_rng_state(self._torch)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
-
-
 def attributes(module: nn.Module) -> dict[str, Any]:
     """A module's attributes that are not tensors, by dotted name, as values that can be compared."""
     found = {}
-    for prefix, child in module.named_modules():
+    for prefix, child in walk(module):
         seen: dict[int, Any] = {}
         for name, value in vars(child).items():
             if name not in _OWN:
@@ -231,8 +217,13 @@ def _picture(value: Any, seen: dict[int, Any], depth: int) -> Any:
 
     `seen` keeps all visited objects alive, so that no new object can have the identity of an old one.
     """
+    kind = type(value)
+    if kind in _EXACT:
+        return kind, value
+    if kind in _TABLES and not value:
+        return kind, []
     if isinstance(value, _PLAIN):
-        return type(value), repr(value)
+        return kind, repr(value)
     if isinstance(value, torch.Tensor):
         return "a tensor"
     if isinstance(value, _NO_STATE):
@@ -240,20 +231,25 @@ def _picture(value: Any, seen: dict[int, Any], depth: int) -> Any:
     if id(value) in seen or depth == 0:
         return "seen"
     seen[id(value)] = value
-    state = _generator_state(value)
+    return _picture_of_object(value, seen, depth - 1)
+
+
+def _picture_of_object(value: Any, seen: dict[int, Any], depth: int) -> Any:
+    """`_picture` of what may hold other values, to `depth`."""
+    state = generator_state(value)
     if state is not None:
         return repr(state)
     if isinstance(value, dict | types.MappingProxyType):
-        return type(value), [(_picture(k, seen, depth - 1), _picture(v, seen, depth - 1)) for k, v in value.items()]
+        return type(value), [(_picture(k, seen, depth), _picture(v, seen, depth)) for k, v in value.items()]
     if isinstance(value, list | tuple | deque):
-        return type(value), [_picture(v, seen, depth - 1) for v in value]
+        return type(value), [_picture(v, seen, depth) for v in value]
     if isinstance(value, set | frozenset):
         return type(value), sorted(repr(v) for v in value)
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     inside = getattr(value, "__dict__", None)
     if inside is not None:
-        return type(value), _picture(dict(inside), seen, depth - 1)
+        return type(value), _picture(dict(inside), seen, depth)
     text = repr(value)
     return type(value), text if " at 0x" not in text else None
 
@@ -261,11 +257,16 @@ def _picture(value: Any, seen: dict[int, Any], depth: int) -> Any:
 def _containers(module: nn.Module) -> list[Any]:
     """Lists, dicts, sets and attribute tables that can be reached from a module's attributes."""
     found: dict[int, Any] = {}
-    waiting = [(v, _DEPTH) for m in module.modules() for n, v in vars(m).items() if n not in _OWN]
+    waiting = [(v, _DEPTH) for _, m in walk(module) for n, v in vars(m).items() if n not in _OWN]
     seen: set[int] = set()
     while waiting:
         value, depth = waiting.pop()
-        if isinstance(value, (*_LEAVES, torch.Tensor)) or id(value) in seen or depth == 0:
+        if type(value) in _BARE:
+            continue
+        if _holds_nothing(value):
+            found[id(value)] = value
+            continue
+        if isinstance(value, _TENSOR_OR_LEAF) or id(value) in seen or depth == 0:
             continue
         seen.add(id(value))
         inside = getattr(value, "__dict__", None)
@@ -281,7 +282,9 @@ def _containers(module: nn.Module) -> list[Any]:
 
 
 def _contents(container: Any) -> Any:
-    return dict(container) if isinstance(container, dict) else list(container)
+    if isinstance(container, dict):
+        return dict(container) if container else _NO_ITEMS
+    return list(container)
 
 
 def _refill(container: Any, contents: Any) -> None:
@@ -302,31 +305,7 @@ def _refill(container: Any, contents: Any) -> None:
 
 
 def _generators(module: nn.Module) -> Iterator[Any]:
-    for m in module.modules():
+    for _, m in walk(module):
         for value in vars(m).values():
-            if _generator_state(value) is not None:
+            if not _holds_nothing(value) and generator_state(value) is not None:
                 yield value
-
-
-def _generator_state(value: Any) -> Any:
-    """The state of a random generator; None for any other value."""
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    if isinstance(value, np.random.RandomState):
-        return value.get_state(legacy=False)
-    if isinstance(value, torch.Generator):
-        return value.get_state().tolist()
-    return None
-
-
-def _set_generator_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, random.Random):
-        generator.setstate(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    else:
-        generator.set_state(torch.tensor(state, dtype=torch.uint8))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from nimble_jobs.engine.state import RandomStates
+from nimble_jobs.engine.random_states import RandomStates
 from nimble_jobs.payback import Plan, move_pays
 from nimble_jobs.planner import Prepared, Progress, improve
 from nimble_jobs.planner.jobs.building import capture_quickly

@@ -17,8 +17,8 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact, state_bytes
 from nimble_jobs.engine.inputs import stand_out
 from nimble_jobs.engine.observe import Observed
+from nimble_jobs.engine.random_states import RandomStates
 from nimble_jobs.engine.record import Recording
-from nimble_jobs.engine.state import RandomStates
 from nimble_jobs.errors import CannotRecord, CheckFailed, NimbleError, first_line
 from nimble_jobs.planner.forward.calls import example_of, observe_calls, random_like, takes, time_calls
 from nimble_jobs.planner.forward.restore import source_of

@@ -11,7 +11,8 @@ import torch
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import separate_memory
 from nimble_jobs.engine.observe import Observed, Watched
-from nimble_jobs.engine.state import RandomStates, Snapshot
+from nimble_jobs.engine.random_states import RandomStates
+from nimble_jobs.engine.state import Snapshot
 from nimble_jobs.engine.verify import ROUNDS
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.graph.pause import collector_paused

@@ -14,7 +14,8 @@ from nimble_jobs.engine.observe import refuse_advance, refuse_modes, refuse_rand
 from nimble_jobs.engine.private.modules import backward_hooks
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.private.tensors import gradient_hooks
-from nimble_jobs.engine.state import RandomStates, Snapshot, attributes
+from nimble_jobs.engine.random_states import RandomStates
+from nimble_jobs.engine.state import Snapshot, attributes
 from nimble_jobs.errors import CannotRecord, DeviceFault, NimbleError, first_line
 
 _STEPS = 2  # after the first, which may set up what all later ones use

@@ -13,7 +13,8 @@ from torch import nn
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.modules import buffers_of, parameters_of
 from nimble_jobs.engine.private.runtime import forget_compiled, may_have_compiled
-from nimble_jobs.engine.state import RandomStates, Snapshot
+from nimble_jobs.engine.random_states import RandomStates
+from nimble_jobs.engine.state import Snapshot
 from nimble_jobs.errors import CannotRecord, EngineError
 
 

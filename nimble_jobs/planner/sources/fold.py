@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -39,6 +39,7 @@ def foldable(program: Program, module: nn.Module) -> Pairs:
         for buffer in {v.buffer for v in task.writes}:
             writers[buffer].append(task.index)
     returned = {port.view.buffer for port in program.outputs}
+    children = dict(module.named_modules())
     pairs = []
     for task in program.tasks:
         if not task.op.startswith(_NORMALISATIONS) or not isinstance(task.args[0], View):
@@ -51,7 +52,7 @@ def foldable(program: Program, module: nn.Module) -> Pairs:
             continue
         ends = before.args[1], task.args[1]
         first, second = (owner(end, names) for end in ends)
-        if first is not None and second is not None and _folds(module, first, second, ends=ends, readers=readers):
+        if first is not None and second is not None and _folds(children, first, second, ends=ends, readers=readers):
             pairs.append((first, second))
     uses = Counter(name for pair in pairs for name in pair)
     return tuple((first, second) for first, second in pairs if uses[first] == uses[second] == 1)
@@ -98,7 +99,7 @@ def owner(argument: Arg, names: dict[int, str]) -> str | None:
 
 
 def _folds(
-    module: nn.Module,
+    children: Mapping[str, nn.Module],
     convolution: str,
     normalisation: str,
     *,
@@ -106,7 +107,6 @@ def _folds(
     readers: dict[int, list[int]],
 ) -> bool:
     """Whether both are what their names say, and nothing else uses their weights."""
-    children = dict(module.named_modules())
     first, second = children.get(convolution), children.get(normalisation)
     return (
         first is not None

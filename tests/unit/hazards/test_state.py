@@ -14,7 +14,8 @@ from torch import nn
 from nimble_jobs import Nimble
 from nimble_jobs.engine.inputs import varied
 from nimble_jobs.engine.observe import observe
-from nimble_jobs.engine.state import RandomStates, Snapshot
+from nimble_jobs.engine.random_states import RandomStates
+from nimble_jobs.engine.state import Snapshot
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.planner.forward.build import build_best
 from nimble_jobs.planner.keys.options import BuildOptions
