@@ -26,6 +26,8 @@ _NO_STATE = (type, types.ModuleType, types.FunctionType, types.MethodType, types
 _LEAVES = (*_PLAIN, *_NO_STATE, np.ndarray)
 _BARE = frozenset(_LEAVES) - {np.ndarray, nn.Module}  # by their exact type, which is quicker to ask for
 _TABLES = frozenset({dict, OrderedDict})
+# How they look without items. Made once, as there are thousands.
+_EMPTY: dict[type, tuple[type, list[Any]]] = {kind: (kind, []) for kind in _TABLES}
 _EXACT = frozenset({type(None), bool, int, str, bytes})  # equal values look the same to a model
 _TENSOR_OR_LEAF = (*_LEAVES, torch.Tensor)
 _NO_ITEMS: dict[Any, Any] = {}  # what most tables hold; nobody writes into it
@@ -221,7 +223,7 @@ def _picture(value: Any, seen: dict[int, Any], depth: int) -> Any:
     if kind in _EXACT:
         return kind, value
     if kind in _TABLES and not value:
-        return kind, []
+        return _EMPTY[kind]
     if isinstance(value, _PLAIN):
         return kind, repr(value)
     if isinstance(value, torch.Tensor):
