@@ -36,7 +36,7 @@ input:
   format: npy
   batch_size: {batch}
   transform: {{scale: 0.00392156862745098, mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]}}
-output: {{path: out/{name}, format: parquet, fields: [id, top1, probability]}}
+output: {{path: out/{name}, format: parquet, fields: [id, top1, probability], if_exists: replace}}
 schedule: {{on_miss: {on_miss}}}
 """
 
