@@ -34,6 +34,7 @@ _MOST_KNOWN: Final = 1 << 14  # verdicts that a decoder keeps
 TAKES, OTHERS, BROKEN = range(3)  # the engines decode the file; the GPU's cores must; it is no JPEG, or damaged
 
 _IDLE: dict[tuple[int, int], list[JpegEngines]] = {}  # by device index and channels
+_WITHOUT: set[tuple[int, int]] = set()  # those for which none can be made
 _LOCK = threading.Lock()
 
 
@@ -60,7 +61,15 @@ class JpegEngines:
             if status == 0:
                 status = self._library.nvjpegJpegStreamCreate(self._handle, ctypes.byref(self._parsed))
         if status:
+            self._destroy()
             raise NoEngines(f"nvJPEG cannot use the GPU's JPEG engines: status {status}")
+
+    def _destroy(self) -> None:
+        """Free what a constructor that fails has made. Others are kept: see `give_back`."""
+        if self._state:
+            self._library.nvjpegJpegStateDestroy(self._state)
+        if self._handle:
+            self._library.nvjpegDestroy(self._handle)
 
     def judge(self, addresses: np.ndarray, lengths: np.ndarray, sizes: np.ndarray, alike: np.ndarray) -> np.ndarray:
         """Who can decode files that lie on the host: TAKES, OTHERS or BROKEN for each, int64 [n].
@@ -139,13 +148,18 @@ def take(device: torch.device, channels: int) -> JpegEngines | None:
     """A decoder that nobody uses; None where there can be none: torchvision then decodes on the GPU's cores."""
     if not able(device).decoder:
         return None
+    kind = device.index or 0, channels
     with _LOCK:
-        idle = _IDLE.setdefault((device.index or 0, channels), [])
+        if kind in _WITHOUT:
+            return None
+        idle = _IDLE.setdefault(kind, [])
         if idle:
             return idle.pop()
     try:
         return JpegEngines(device, channels)
     except NoEngines:
+        with _LOCK:
+            _WITHOUT.add(kind)
         return None
 
 

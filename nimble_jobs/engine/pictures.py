@@ -203,11 +203,12 @@ class PictureDecoder:
             try:
                 engines.decode(addresses[mine], lengths[mine], sizes[mine], targets[mine], stream.cuda_stream)
             except RuntimeError as e:
+                self._engines = None  # what failed may never finish again, so nobody gets these any more
                 stream.synchronize()  # the host's bytes have been read, and nothing is written any more
                 self.refusals[nvjpeg.refusal(e, self.device)] += len(mine)
                 failed += rows[mine].tolist()
                 mine, self._used = mine[:0], None
-                self._engines = jpeg_engines.take(self.device, self._shaping.channels)  # the old may never finish again
+                self._engines = jpeg_engines.take(self.device, self._shaping.channels)
         planes = Planes(addresses=targets[mine], sizes=sizes[mine], held=(flat,))
         if not len(others):
             return rows[mine], planes
@@ -315,10 +316,10 @@ class PictureDecoder:
         try:
             with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
                 yield
+            if self._engines is not None:
+                jpeg_engines.give_back(self._engines)  # not after an error: they may still be at work
         finally:
-            engines, self._engines = self._engines, None
-            if engines is not None:
-                jpeg_engines.give_back(engines)
+            self._engines = None
 
 
 def memory_bytes(device: torch.device) -> int:

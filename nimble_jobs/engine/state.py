@@ -26,7 +26,7 @@ _NO_STATE = (type, types.ModuleType, types.FunctionType, types.MethodType, types
 _LEAVES = (*_PLAIN, *_NO_STATE, np.ndarray)
 _BARE = frozenset(_LEAVES) - {np.ndarray, nn.Module}  # by their exact type, which is quicker to ask for
 _TABLES = frozenset({dict, OrderedDict})
-# How they look without items. Made once, as there are thousands.
+# The pictures of empty tables. A module has a dozen.
 _EMPTY: dict[type, tuple[type, list[Any]]] = {kind: (kind, []) for kind in _TABLES}
 _EXACT = frozenset({type(None), bool, int, str, bytes})  # equal values look the same to a model
 _TENSOR_OR_LEAF = (*_LEAVES, torch.Tensor)
@@ -222,7 +222,8 @@ def _picture(value: Any, seen: dict[int, Any], depth: int) -> Any:
     kind = type(value)
     if kind in _EXACT:
         return kind, value
-    if kind in _TABLES and not value:
+    if kind in _TABLES and not value and id(value) not in seen:
+        seen[id(value)] = value
         return _EMPTY[kind]
     if isinstance(value, _PLAIN):
         return kind, repr(value)
@@ -267,6 +268,8 @@ def _containers(module: nn.Module) -> list[Any]:
             continue
         if _holds_nothing(value):
             found[id(value)] = value
+            if type(value) is OrderedDict:  # a call may give it attributes
+                found[id(value.__dict__)] = value.__dict__
             continue
         if isinstance(value, _TENSOR_OR_LEAF) or id(value) in seen or depth == 0:
             continue

@@ -71,7 +71,7 @@ class Database:
             self._reader: Engine = self._engine
             self._single: Engine = self._engine.execution_options(begin=sqlite.SINGLE)
             self._alone: Engine = self._engine.execution_options(begin=sqlite.IMMEDIATE)
-            self._beside: Engine = self._alone.execution_options(synchronous=sqlite.REDONE)
+            self._beside: Engine = self._alone
         else:
             self._busy, self._explain = postgres.busy, postgres.explain
             postgres.prepare(self._engine)
@@ -111,8 +111,7 @@ class Database:
 
         While another process holds the lock, the whole transaction is retried, so `work` may run more than once.
         `beside`: on PostgreSQL it may run at the same time as others that say so, because it locks every row on which
-        it depends. SQLite has one writer at a time. Such transactions are steps of attempts, timers and leases, which
-        are taken again if they are lost. So in SQLite a power cut may undo the last ones.
+        it depends. SQLite has one writer at a time.
         """
         return self._patience.through(lambda: self._try(lambda: self._write(work, beside=beside)))
 

@@ -14,9 +14,6 @@ from nimble_jobs.errors import Damaged, NimbleError, StoreError, StoreTrouble
 
 IMMEDIATE = "BEGIN IMMEDIATE"  # a transaction that has the write lock from its start
 SINGLE = ""  # no BEGIN: a statement that reads is a transaction by itself
-# After FULL's syncs a power cut can still bring the rollback journal back, which undoes the commit. EXTRA also syncs
-# the journal's folder once the journal is gone, so that nothing can.
-KEPT, REDONE = "EXTRA", "FULL"
 _ASK_S = (0.001, 0.004)  # between two tries for the write lock
 _INCREMENTAL = 2  # of PRAGMA auto_vacuum
 _WAL_IS_SOUND = (3, 51, 3)  # older versions can lose committed pages when the log is reset
@@ -28,8 +25,8 @@ def journal_mode() -> str:
 
 
 def prepare(engine: Engine, busy_timeout_s: float) -> None:
-    """Set up every connection. One whose execution option `begin` is IMMEDIATE waits for the write lock, and commits
-    as its option `synchronous` says, KEPT or REDONE. One whose option is SINGLE must do no more than one statement.
+    """Set up every connection. One whose execution option `begin` is IMMEDIATE waits for the write lock. One whose
+    option is SINGLE must do no more than one statement.
     """
 
     @event.listens_for(engine, "connect")
@@ -46,7 +43,8 @@ def prepare(engine: Engine, busy_timeout_s: float) -> None:
             mode = cursor.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0]
             if mode.upper() != wanted:
                 raise StoreError(f"the database's journal mode is {mode} and could not be set to {wanted}")
-            cursor.execute(f"PRAGMA synchronous = {KEPT}")
+            # After FULL's syncs a power cut can still bring the removed rollback journal back, which undoes the commit.
+            cursor.execute("PRAGMA synchronous = EXTRA")
             cursor.execute("PRAGMA foreign_keys = ON")
             cursor.execute("PRAGMA trusted_schema = OFF")
         finally:
@@ -54,16 +52,15 @@ def prepare(engine: Engine, busy_timeout_s: float) -> None:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        options = connection.get_execution_options()
-        statement = options.get("begin", "BEGIN")
+        statement = connection.get_execution_options().get("begin", "BEGIN")
         if statement == IMMEDIATE:
-            _begin_writing(connection, busy_timeout_s, options.get("synchronous", KEPT))
+            _await_lock(connection, busy_timeout_s)
         elif statement != SINGLE:
             connection.exec_driver_sql(statement)
 
 
-def _begin_writing(connection: Connection, timeout_s: float, synchronous: str) -> None:
-    """Begin a transaction with the write lock, which may take `timeout_s`. It is committed as `synchronous` says.
+def _await_lock(connection: Connection, timeout_s: float) -> None:
+    """Begin a transaction with the write lock, which may take `timeout_s`.
 
     SQLite itself polls the lock as rarely as every 100 ms. A waiter then misses the gaps between the short transactions
     of others, and waits for seconds. This function polls every few milliseconds. A commit still waits inside SQLite,
@@ -72,7 +69,6 @@ def _begin_writing(connection: Connection, timeout_s: float, synchronous: str) -
     cursor = connection.connection.cursor()
     deadline = time.monotonic() + timeout_s
     cursor.execute("PRAGMA busy_timeout = 0")
-    cursor.execute(f"PRAGMA synchronous = {synchronous}")
     try:
         while True:
             try:

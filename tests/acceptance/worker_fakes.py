@@ -161,7 +161,7 @@ def hang_at_start(*_args: Any) -> None:
 
 
 def submit(store: Store, folder: Path, *, name: str = "fake", **args: Any) -> Job:
-    """Queue a job that does what `args` say, but for `timeout_s`, `retry_s`, `max_attempts` and `stall`."""
+    """Queue a job. `timeout_s`, `retry_s`, `max_attempts` and `stall` are its spec's; what it does is in the rest."""
     timeout_s, retry_s = args.pop("timeout_s", None), args.pop("retry_s", 0.05)
     stall, attempts = args.pop("stall", None), args.pop("max_attempts", 3)
     after, foreground = args.pop("after", ()), args.pop("foreground", False)

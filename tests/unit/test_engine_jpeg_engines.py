@@ -6,13 +6,17 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from nimble_jobs.engine import jpeg_engines
+from nimble_jobs.engine import jpeg_engines, pictures
 from nimble_jobs.engine.jpeg_engines import BROKEN, OTHERS, TAKES, JpegEngines
+from nimble_jobs.engine.pictures import PictureDecoder
 
 SIZE = (30, 40)  # height, width that all headers are said to give
 
@@ -139,3 +143,41 @@ def test_a_torchvision_without_nvjpeg_is_a_reason(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(jpeg_engines.NoEngines, match="torchvision is not installed"):
         jpeg_engines._libraries.__wrapped__()
+
+
+def test_a_gpu_without_engines_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoders ask for engines in every batch."""
+    asked: list[int] = []
+
+    def none(_device: object, channels: int) -> JpegEngines:
+        asked.append(channels)
+        raise jpeg_engines.NoEngines("no engines")
+
+    monkeypatch.setattr(jpeg_engines, "JpegEngines", none)
+    monkeypatch.setattr(jpeg_engines, "_WITHOUT", set())
+    gpu = torch.device("cuda", 7)
+    assert [jpeg_engines.take(gpu, channels) for channels in (3, 3, 1, 3)] == [None] * 4
+    assert asked == [3, 1]
+
+
+def test_only_engines_whose_work_is_done_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error they may still be at work, and a state that failed once may never finish."""
+    left: list[object] = []
+    monkeypatch.setattr(jpeg_engines, "take", lambda *_: "engines")
+    monkeypatch.setattr(jpeg_engines, "give_back", left.append)
+    decoder = PictureDecoder(torch.device("cpu"), 8, 8, 3, (8, 8))
+    monkeypatch.setattr(pictures, "able", lambda _: SimpleNamespace(streams=True))
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda _: nullcontext())
+    monkeypatch.setattr(decoder, "_stream", "stream")
+
+    def fails() -> None:
+        assert decoder._engines == "engines"
+        raise MemoryError
+
+    with pytest.raises(MemoryError), decoder._at_work():
+        fails()
+    assert (left, decoder._engines) == ([], None)
+    with decoder._at_work():
+        pass
+    assert (left, decoder._engines) == (["engines"], None)

@@ -102,26 +102,13 @@ def test_newer_database(tmp_path: Path) -> None:
 
 
 def test_pragmas(database: Database) -> None:
-    """Each connection is durable, waits for locks, checks foreign keys, and uses the sound journal."""
+    """Each connection is durable (EXTRA), waits for locks, checks foreign keys, and uses the sound journal."""
 
     def pragma(name: str) -> object:
         return database.read(lambda session: session.execute(text(f"PRAGMA {name}")).scalar())
 
     assert pragma("journal_mode") == journal_mode().lower()
     assert (pragma("synchronous"), pragma("foreign_keys"), pragma("busy_timeout")) == (3, 1, 50)
-
-
-def test_only_steps_that_are_taken_again_may_be_undone_by_a_power_cut(database: Database) -> None:
-    """Accepting a job is none of them: the folder is synced after its journal is gone (EXTRA)."""
-    extra, full = 3, 2
-
-    def synchronous(session: Session) -> object:
-        return session.execute(text("PRAGMA synchronous")).scalar()
-
-    found = [database.write(synchronous, beside=beside) for beside in (True, False, True)]
-    assert found == [full, extra, full]
-    database.write_soon(lambda _session: None)
-    assert database.write(synchronous, beside=True) == extra  # with what waited for it
 
 
 @pytest.mark.parametrize(

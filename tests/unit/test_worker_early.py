@@ -43,6 +43,7 @@ class Driver:
         self._init, self._retain = init, retain
 
     def cuInit(self, _flags: int) -> int:  # noqa: N802
+        assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"  # it is read now
         return self._init
 
     def cuDeviceGet(self, _device: Any, index: int) -> int:  # noqa: N802
@@ -56,8 +57,9 @@ class Driver:
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is set for CUDA here ends with the test."""
-    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    for name in ("CUDA_MODULE_LOADING", "CUDA_DEVICE_MAX_CONNECTIONS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
 
 
 def test_a_context_is_made_on_the_device_of_the_spec(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ def backward_hooks(module: torch.nn.Module) -> bool:
 
 
 def walk(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """`named_modules` in the same order, in a third of the time."""
+    """The same as `named_modules`, but faster. A class may override that method; an instance may not."""
     seen: set[nn.Module] = set()
     waiting = [("", module)]
     while waiting:
@@ -38,7 +38,7 @@ def walk(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if part in seen:
             continue
         if type(part).named_modules is not nn.Module.named_modules:
-            yield from part.named_modules(seen, prefix)
+            yield from part.named_modules(seen, prefix, True)
             continue
         seen.add(part)
         yield prefix, part
