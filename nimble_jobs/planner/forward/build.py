@@ -200,6 +200,7 @@ class _Build:
             stays_eager = contest is not None and contest.eager_wins
             target.use(AS_GIVEN if stays_eager else winner.source)
         except BaseException:
+            target.close()
             target.use(AS_GIVEN)
             raise
         if not stays_eager:
@@ -210,7 +211,8 @@ class _Build:
         with self._search.clock.time("capture"):
             instances = () if stays_eager else target.capture_several(winner.only, winner.in_flight)
         error, failure = winner.error, winner.failure
-        for instance in instances if failure is None else ():
+        # The instance of a quick build is the one that the search has checked.
+        for instance in instances if failure is None and not options.quick else ():
             error, failure = self._checked(instance, winner)
             if failure is not None:
                 break

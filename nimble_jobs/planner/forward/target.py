@@ -98,6 +98,7 @@ class ForwardTarget:
         self.budget_s = _BRIEFLY_S if options.quick else measure.BUDGET_S  # of one figure
         self._options = options
         self._samples: Samples | None = None
+        self._kept: Instance | None = None  # of a quick build: its only candidate, checked and timed
         limit = options.memory_bytes
         self.available_bytes = devices.memory_bytes(device) if limit is None else limit
 
@@ -151,7 +152,22 @@ class ForwardTarget:
 
     def capture_several(self, planned: PlannedProgram, count: int) -> tuple[Instance, ...]:
         """Instances of a program over the weights as they lie now. Raises OutOfMemory, EngineError."""
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            return (kept,)
         return capture_several(planned.recording, planned.plan, self.module, self.device, count, planned.memory)
+
+    def let_go(self, instance: Instance) -> None:
+        """The search is done with an instance. A quick build tries no other, so it takes this one."""
+        if self._options.quick:
+            self._kept = instance
+        else:
+            instance.close()
+
+    def close(self) -> None:
+        """Close what a build did not take."""
+        if self._kept is not None:
+            self._kept.close()
 
     def compare(self, instance: Instance, ports: tuple[Port, ...], *, thorough: bool = False) -> float:
         """The relative norm against eager, on fresh input. Raises CheckFailed."""
@@ -219,4 +235,4 @@ class CapturedForward:
         return {Role.FORWARD: self._target.time_us(self._instance, self._ports)}
 
     def close(self) -> None:
-        self._instance.close()
+        self._target.let_go(self._instance)
