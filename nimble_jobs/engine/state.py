@@ -14,7 +14,7 @@ from torch import nn
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.modes import DispatchMode, functions_off
 from nimble_jobs.engine.private.modules import buffers_of, parameters_of, tables_of, walk
-from nimble_jobs.engine.private.operators import OpOverload, write_arguments
+from nimble_jobs.engine.private.operators import OpOverload, nests, write_arguments
 from nimble_jobs.engine.private.tensors import storage_id, tree_leaves
 from nimble_jobs.engine.random_states import generator_state, set_generator_state
 from nimble_jobs.engine.same_bytes import differing
@@ -188,12 +188,14 @@ class _Writes(DispatchMode):
         kwargs = kwargs or {}
         if not isinstance(op, OpOverload):
             raise CannotRecord(f"{op} takes functions, which may depend on the data")
-        self._snapshot.nests |= op.namespace == "aten" and op._schema.name.startswith("aten::_nested_tensor_from_mask")
-        with functions_off():
-            for position, name in write_arguments(op, args, kwargs):
-                for tensor in tree_leaves(args[position] if position < len(args) else kwargs.get(name)):
-                    if isinstance(tensor, torch.Tensor) and is_dense(tensor):
-                        self._save(storage_id(tensor))
+        self._snapshot.nests |= nests(op)
+        written = write_arguments(op, args, kwargs)
+        if written:
+            with functions_off():
+                for position, name in written:
+                    for tensor in tree_leaves(args[position] if position < len(args) else kwargs.get(name)):
+                        if isinstance(tensor, torch.Tensor) and is_dense(tensor):
+                            self._save(storage_id(tensor))
         return op(*args, **kwargs)
 
     def _save(self, identity: int) -> None:

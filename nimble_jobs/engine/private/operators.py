@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -23,13 +24,26 @@ OpOverload = torch._ops.OpOverload
 
 def write_arguments(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[int, str], ...]:
     """(position, name) of each argument that this call of the operator writes."""
+    declared, undeclared = _writes(op)
+    if undeclared is None:
+        return declared
+    written, (position, flag) = undeclared
+    return written if (args[position] if position < len(args) else kwargs.get(flag)) else ()
+
+
+@functools.cache
+def _writes(op: OpOverload) -> tuple[tuple[tuple[int, str], ...], Any]:
+    """What the schema declares, and what it should have declared instead."""
     declared = tuple(
         (i, a.name) for i, a in enumerate(op._schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     )
-    if declared or str(op) not in _UNDECLARED_WRITES:
-        return declared
-    written, (position, flag) = _UNDECLARED_WRITES[str(op)]
-    return written if (args[position] if position < len(args) else kwargs.get(flag)) else ()
+    return declared, None if declared else _UNDECLARED_WRITES.get(str(op))
+
+
+@functools.cache
+def nests(op: OpOverload) -> bool:
+    """Whether the operator makes a nested tensor of a padding mask."""
+    return str(op._schema.name).startswith("aten::_nested_tensor_from_mask")
 
 
 def write_only_arguments(op: OpOverload) -> tuple[str, ...]:
