@@ -13,7 +13,8 @@ from nimble_jobs.version import __version__
 
 NVIDIA = Path("/proc/driver/nvidia")
 
-_QUEUES = "32"  # the most that CUDA takes; by default it makes 8
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+MOST_QUEUES = 32  # CUDA takes no more; by default it makes 8
 
 # Versions, and what else decides over the bytes of an output, by name. Members of a job must have equal ones.
 Software = Mapping[str, str]
@@ -31,7 +32,7 @@ def before_cuda() -> None:
     Streams beyond the number of queues share them, and work of one then waits for all that lies before it in another:
     a decoder of JPEGs for whole steps of a training.
     """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", _QUEUES)
+    os.environ.setdefault(QUEUES, str(MOST_QUEUES))
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does
 
 

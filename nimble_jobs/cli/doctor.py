@@ -210,8 +210,20 @@ def _device() -> Iterator[Finding]:
     if found.type == "cuda":
         detail = f"{described}, driver {facts['driver']}, CUDA {facts['cuda']}, {facts['device.memory_gib']} GiB"
         yield Finding(name="device", detail=detail)
+        yield from _queues()
     else:
         yield Finding(name="device", detail=f"{described}; no CUDA device: jobs run on the CPU", status="note")
+
+
+def _queues() -> Iterator[Finding]:
+    """A finding about streams that wait for each other, because the user asks CUDA for few queues."""
+    from nimble_jobs.machine import MOST_QUEUES, QUEUES
+
+    given = os.environ.get(QUEUES)
+    if given is not None and not (given.isdecimal() and int(given) >= MOST_QUEUES):
+        why = "streams that share a queue run one after another, and pictures that the GPU decodes wait for the model"
+        detail = f"{QUEUES} is {given!r} here: {why}; unset it where workers start, and they ask for {MOST_QUEUES}"
+        yield Finding(name="queues", detail=detail, status="note")
 
 
 def _print(findings: list[Finding]) -> None:

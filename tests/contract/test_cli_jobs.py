@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nimble_jobs import client
-from nimble_jobs.cli import progress
+from nimble_jobs.cli import doctor, progress
 from nimble_jobs.cli import submit as cli_submit
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec import dump, load
@@ -344,6 +344,17 @@ def test_doctor_says_that_modules_are_compiled_each_time(
     found = [f for f in answer.json["findings"] if f["name"] == "bytecode"]
     assert (answer.code, len(found)) == (0, 0 if kept else 1)
     assert kept or (found[0]["status"] == "note" and "torch" in found[0]["detail"])
+
+
+@pytest.mark.parametrize(("given", "noted"), [(None, False), ("32", False), ("1", True), ("8", True), ("many", True)])
+def test_doctor_says_that_cuda_has_few_queues(monkeypatch: pytest.MonkeyPatch, given: str | None, noted: bool) -> None:
+    """On a machine with a GPU. The variable is often set to 1 for other trainings."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", given or "")
+    if given is None:
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+    found = list(doctor._queues())
+    assert [f.status for f in found] == ["note"] * noted
+    assert all("CUDA_DEVICE_MAX_CONNECTIONS is" in f.detail and "unset it" in f.detail for f in found)
 
 
 def test_doctor_finds_a_smashed_database(cli: Cli) -> None:
