@@ -78,7 +78,8 @@ class PictureDecoder:
         self._memory = BlankMemory(self.device, self._at_once_bytes)
         self._used: tuple[torch.Tensor, int, int] | None = None  # the engines' pictures: memory, bytes, number
         self._uses_engines = decode is None
-        self._engines: JpegEngines | None = None  # while it decodes
+        # While it decodes, and before it first does: making them takes a while, and jobs do that before they begin.
+        self._engines = jpeg_engines.take(self.device, channels) if self._uses_engines else None
 
     @classmethod
     def of(cls, device: torch.device, recipe: Recipe) -> PictureDecoder:
@@ -141,11 +142,14 @@ class PictureDecoder:
         return tuple(sorted(failed))
 
     def close(self) -> None:
-        """Wait for all work, and leave the stream to the next decoder. May be called more than once."""
+        """Wait for all work, and leave stream and engines to the next decoder. May be called more than once."""
         stream, self._stream = self._stream, None
+        engines, self._engines = self._engines, None
         if stream is not None:
             stream.synchronize()
             self._memory.drop()
+            if engines is not None:
+                jpeg_engines.give_back(engines)
             streams.give_back(stream)  # with the memory that the allocator cached for it
 
     def _check(self, pictures: Pictures, out: torch.Tensor, boxes: np.ndarray | None) -> None:
@@ -311,7 +315,7 @@ class PictureDecoder:
             yield
             return
         assert self._stream is not None, "the decoder was closed"
-        if self._uses_engines:
+        if self._uses_engines and self._engines is None:
             self._engines = jpeg_engines.take(self.device, self._shaping.channels)
         try:
             with torch.cuda.device(self.device), torch.cuda.stream(self._stream):

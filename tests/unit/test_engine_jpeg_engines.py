@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -163,16 +164,18 @@ def test_a_gpu_without_engines_is_asked_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_only_engines_whose_work_is_done_are_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an error they may still be at work, and a state that failed once may never finish."""
     left: list[object] = []
-    monkeypatch.setattr(jpeg_engines, "take", lambda *_: "engines")
+    names = itertools.count()
+    monkeypatch.setattr(jpeg_engines, "take", lambda *_: f"engines {next(names)}")
     monkeypatch.setattr(jpeg_engines, "give_back", left.append)
     decoder = PictureDecoder(torch.device("cpu"), 8, 8, 3, (8, 8))
+    assert decoder._engines == "engines 0"  # before a job's clock starts
     monkeypatch.setattr(pictures, "able", lambda _: SimpleNamespace(streams=True))
     for name in ("device", "stream"):
         monkeypatch.setattr(torch.cuda, name, lambda _: nullcontext())
     monkeypatch.setattr(decoder, "_stream", "stream")
 
     def fails() -> None:
-        assert decoder._engines == "engines"
+        assert decoder._engines == "engines 0"
         raise MemoryError
 
     with pytest.raises(MemoryError), decoder._at_work():
@@ -180,4 +183,4 @@ def test_only_engines_whose_work_is_done_are_left_to_others(monkeypatch: pytest.
     assert (left, decoder._engines) == ([], None)
     with decoder._at_work():
         pass
-    assert (left, decoder._engines) == (["engines"], None)
+    assert (left, decoder._engines) == (["engines 1"], None)
