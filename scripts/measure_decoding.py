@@ -136,10 +136,8 @@ def decoded(device: torch.device, batches: list[Pictures], threads: int) -> dict
     begin = threading.Barrier(threads + 1)
 
     def work(first: int) -> None:
-        mine, stream = (
-            itertools.cycle(batches[first:] + batches[:first]),
-            streams.take(device, urgent=True) if cuda else None,
-        )
+        mine = itertools.cycle(batches[first:] + batches[:first])
+        stream = streams.take(device, urgent=True) if cuda else None
         with closing(PictureDecoder.of(device, RECIPE)) as decoder, torch.cuda.stream(stream):
             decoder.decode(batches[first], torch.empty(shape, dtype=torch.uint8, device=device))
             begin.wait()

@@ -266,10 +266,9 @@ def _containers(module: nn.Module) -> list[Any]:
     seen: set[int] = set()
     while waiting:
         value, depth = waiting.pop()
-        if type(value) in _BARE:
-            continue
         if _holds_nothing(value):
-            found[id(value)] = value
+            if type(value) in _TABLES:
+                found[id(value)] = value
             if type(value) is OrderedDict:  # a call may give it attributes
                 found[id(value.__dict__)] = value.__dict__
             continue

@@ -258,10 +258,13 @@ class _Build:
         return flights.most_records(winner, self._search.passed)
 
     def _against_eager(self, winner: MeasuredCandidate) -> Contest | None:
-        """Eager and the winner, timed in turns; None if eager may not win, or is slower beyond doubt."""
+        """Eager and the winner, timed in turns; None if eager may not win, or is slower beyond doubt.
+
+        A quick build has no contest, which would use up the instance that it keeps.
+        """
         target, count = self._target, winner.in_flight
         once_us = target.records / winner.row.records_per_s * 1e6 if winner.row.records_per_s else 0.0
-        if not worth_a_contest(once_us, self._eager_us, self._options):
+        if self._options.quick or not worth_a_contest(once_us, self._eager_us, self._options):
             return None
         target.use(winner.source)
         instances = target.capture_several(winner.only, count)
