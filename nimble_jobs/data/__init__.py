@@ -1,6 +1,6 @@
 """Reads records, writes shards, and publishes folders whole. Formats are imported when first used."""
 
-from nimble_jobs.data.member_staging import MemberStaging
+from nimble_jobs.data.member_staging import MemberStaging, listing_for_member
 from nimble_jobs.data.opening import open_reader
 from nimble_jobs.data.reader import Reader
 from nimble_jobs.data.records import BadRecord, Batch, Signature
@@ -21,6 +21,7 @@ __all__ = [
     "Staging",
     "Wanted",
     "check_writable",
+    "listing_for_member",
     "open_reader",
     "stage",
     "stage_member",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,28 +30,21 @@ HEADERS = 10_000  # images whose sizes are compared before the first one is read
 class ImageSource(Unblocked):
     """Image files. Their ids are paths below the folder, or below the part of a glob without wildcards.
 
-    With `stamps` they were listed earlier: a file that has changed since is a bad record instead of an error. With
-    `arriving` they are still being fetched, and reading one waits for it.
+    With `listed` they are those of an earlier listing: a file that has changed since is a bad record instead of an
+    error. With `arriving` they are still being fetched, and reading one waits for it.
     """
 
     piece = PIECE
 
     def __init__(
-        self,
-        spec: InputSpec,
-        root: Path,
-        ids: Sequence[str],
-        stamps: Stamps | None = None,
-        arriving: Arriving | None = None,
+        self, spec: InputSpec, stamps: Stamps, *, listed: bool = False, arriving: Arriving | None = None
     ) -> None:
-        self._root = root
-        self.total = len(ids)
-        self._listed = stamps is not None
+        self._root = root = stamps.root
+        self.total = len(stamps)
+        self._listed = listed
         self._arriving = arriving
-        if arriving is not None:
-            stamps = arriving.stamps
-        self.stamps = Stamps.of(root, Names(ids)) if stamps is None else stamps
-        self.ids: Ids | None = self.stamps.names
+        self.stamps = stamps
+        self.ids: Ids | None = stamps.names
         self.labels: np.ndarray | None = None
         if spec.fields.label is not None:
             if spec.fields.label != "parent":
@@ -144,8 +136,14 @@ def _opened(path: str) -> BinaryIO:
         raise Undecodable(f"cannot be decoded: {e.strerror}") from e
 
 
-def open_images(spec: InputSpec, files: FileList | None = None, arriving: Arriving | None = None) -> ImageSource:
-    """All image files below a folder, or matched by a glob, sorted by path; with `files` or `arriving` only these.
+def open_images(
+    spec: InputSpec,
+    files: FileList | None = None,
+    arriving: Arriving | None = None,
+    listing: Stamps | None = None,
+) -> ImageSource:
+    """All image files below a folder, or matched by a glob, sorted by path; with `files` or `arriving` only these. With
+    a `listing` of them nothing is looked at.
 
     Hidden files and files with other suffixes are skipped. Broken links, pipes and the like are bad records.
     """
@@ -154,13 +152,13 @@ def open_images(spec: InputSpec, files: FileList | None = None, arriving: Arrivi
             f"{spec.source}: input.fields.id: found {spec.fields.id!r}; expected none: an image's id is its path"
         )
     if files is not None:
-        root = Path(files.root)
-        stamps = Stamps.listed(root, files.files)
-        return ImageSource(spec, root, stamps.names, stamps)
+        return ImageSource(spec, Stamps.listed(Path(files.root), files.files), listed=True)
     if arriving is not None:
-        return ImageSource(spec, arriving.root, arriving.stamps.names, arriving=arriving)
+        return ImageSource(spec, arriving.stamps, arriving=arriving)
+    if listing is not None:
+        return ImageSource(spec, listing)
     suffixes = SUFFIXES["images"]
     root, ids, others = list_images(spec.source, suffixes)
     if not ids:
         raise DataError(f"{spec.source}: no images among {others} files; expected {', '.join(sorted(suffixes))}")
-    return ImageSource(spec, root, ids)
+    return ImageSource(spec, Stamps.of(root, Names(ids)))

@@ -14,6 +14,8 @@ from nimble_jobs.data.hidden import staging_root
 from nimble_jobs.data.records import BadRecord
 from nimble_jobs.data.shard_files import Note, ShardFiles, read_note
 from nimble_jobs.data.shards import Shard
+from nimble_jobs.data.shared_listing import read_listing
+from nimble_jobs.data.stamps import Stamps
 from nimble_jobs.errors import ModelError, OutOfStep
 from nimble_jobs.spec.model import OutputSpec
 
@@ -87,3 +89,10 @@ def value_of(note: Note | None, basis: str, *, where: str) -> Any:
     if note.basis != basis:
         raise OutOfStep("the input or the model has changed since the job's other devices began")
     return note.value
+
+
+def listing_for_member(output: OutputSpec, job_id: str, attempt: int) -> Stamps | None:
+    """The pictures as the member that claimed the job listed them; None if it left no listing."""
+    if output.address is not None:
+        return None
+    return read_listing(staging_root(output.folder, job_id) / f"shards-{attempt}")

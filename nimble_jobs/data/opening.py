@@ -11,6 +11,7 @@ from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.data.reader import Reader, Targets
 from nimble_jobs.data.source import Joined, Source, list_files
+from nimble_jobs.data.stamps import Stamps
 from nimble_jobs.data.text.fixed import AsTokens
 from nimble_jobs.errors import DataError
 from nimble_jobs.seen import FileList
@@ -27,6 +28,7 @@ def open_reader(
     tokens: AsTokens | None = None,
     origin: Origin | None = None,
     arriving: Arriving | None = None,
+    listing: Stamps | None = None,
 ) -> Reader:
     """A reader for `input` of a spec. `label_names` gives text labels the numbers that a training gave them.
 
@@ -34,6 +36,7 @@ def open_reader(
     `targets` says what labels are: classes, numbers (float32), shares (numbers from 0 to 1), or what the file holds:
     numbers if it holds fractions.
     `arriving`: images that are still being fetched, whose size the transform says; reading one waits for it.
+    `listing`: all images of a folder, as another process has just found them.
     `origin`: the object store from which the input was fetched, which messages name.
     `tokens` is called if one of several inputs is a column of text, and says how that becomes tokens.
     Raises what `tokens` raises, and DataError, naming the file and the field, when the input is missing, empty or not
@@ -44,7 +47,7 @@ def open_reader(
             f"{spec.source}: is read by jobs only, which fetch it first; expected a local copy of some records"
         )
     try:
-        source = _open(spec, files, tokens, arriving)
+        source = _open(spec, files, tokens, arriving, listing)
         return Reader(source, allow_nan=spec.allow_nan, label_names=label_names, targets=targets, origin=origin)
     except DataError as e:
         if origin is None:
@@ -52,12 +55,18 @@ def open_reader(
         raise DataError(origin.shown(str(e))) from e
 
 
-def _open(spec: InputSpec, files: FileList | None, tokens: AsTokens | None, arriving: Arriving | None) -> Source:
+def _open(
+    spec: InputSpec,
+    files: FileList | None,
+    tokens: AsTokens | None,
+    arriving: Arriving | None,
+    listing: Stamps | None,
+) -> Source:
     # Formats are imported here, because importing pyarrow and Pillow takes longer than running a small job.
     if spec.format == "images":
         from nimble_jobs.data.images import open_images
 
-        return open_images(spec, files, arriving)
+        return open_images(spec, files, arriving, listing)
     if spec.format == "openai-batch":
         from nimble_jobs.data.text.requests import open_requests
 

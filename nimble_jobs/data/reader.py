@@ -23,7 +23,7 @@ from nimble_jobs.data.ids import check_ids
 from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.source import READY, Form, Loaded, Source, Wanted, form_of, packing_of, placed
-from nimble_jobs.data.stamps import fingerprint
+from nimble_jobs.data.stamps import Stamps, fingerprint
 from nimble_jobs.errors import DataError
 from nimble_jobs.packing import Layout as Packing
 from nimble_jobs.pipeline import Meter, usable_cores
@@ -75,6 +75,7 @@ class Reader:
         self.signature: Signature = source.signature
         self.preprocess: Preprocess | None = source.preprocess
         self.packing: Packing | None = packing_of(source)
+        self.listing = source.stamps if isinstance(source.stamps, Stamps) else None  # if each file is a record
         self._crew: Crew | None = None  # processes that decode pictures
         self.left_out: dict[str, str] = getattr(source, "left_out", {})  # listed files without records, and the reasons
 

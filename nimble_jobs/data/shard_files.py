@@ -15,6 +15,8 @@ from nimble_jobs.data.files import reported, write_file
 from nimble_jobs.data.publish import FileEntry
 from nimble_jobs.data.records import BadRecord
 from nimble_jobs.data.shards import Shard
+from nimble_jobs.data.shared_listing import LISTING, to_bytes
+from nimble_jobs.data.stamps import Stamps
 from nimble_jobs.errors import DataError, FencedOut
 from nimble_jobs.regular import read_regular
 from nimble_jobs.whole import sync_path
@@ -101,6 +103,11 @@ class ShardFiles:
         """Keep a JSON-able value beside the sheets. Raises DataError, FencedOut."""
         with self.writing():
             write_file(self.sheets / NOTE, json.dumps({"basis": self._basis, "value": value}).encode())
+
+    def share(self, listing: Stamps) -> None:
+        """Leave a listing for other members. They list anew if it is lost. Raises DataError, FencedOut."""
+        with self.writing():
+            write_file(self.sheets / LISTING, to_bytes(listing), sync=False)
 
     def write_sheet(self, shard: Shard, *, sync: bool = True) -> None:
         """Say that the shard is finished."""

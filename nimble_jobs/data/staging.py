@@ -3,6 +3,7 @@
     .NAME.JOB/attempt-2/part-00000.parquet     the files to publish, in their final form
     .NAME.JOB/shards-2/00000.json              a sheet per finished shard: its files with their SHA-256, its bad records
     .NAME.JOB/shards-2/note                    what a later attempt must do as this one did
+    .NAME.JOB/shards-2/listing                 the folder of pictures as this attempt found it, for other members
     .NAME.JOB/attempt-2.1-x8fkw2pa/…           the same of a member, if several devices work on the job
     .NAME.JOB/attempt-2.1-x8fkw2pa.lead/…      the files to publish, of a member that took the lead from another one
 
@@ -27,6 +28,8 @@ from nimble_jobs.data.records import BadRecord
 from nimble_jobs.data.seals import Ledger, resolved
 from nimble_jobs.data.shard_files import NOTE, ShardFiles, read_note
 from nimble_jobs.data.shards import Shard
+from nimble_jobs.data.shared_listing import LISTING
+from nimble_jobs.data.stamps import Stamps
 from nimble_jobs.data.unpublished import ERRORS, Unpublished
 from nimble_jobs.errors import DataError
 from nimble_jobs.regular import NotRegular, read_regular
@@ -131,6 +134,12 @@ class Staging(Unpublished):
                 return found.value
         return None
 
+    def share(self, listing: Stamps) -> None:
+        """Leave a listing of pictures for the job's other members, which find it by `listing_for_member`. Raises
+        DataError, FencedOut.
+        """
+        self._files.share(listing)
+
     def discard(self) -> None:
         """Remove the staging folders of this attempt and earlier ones."""
         with reported(self._root):
@@ -231,7 +240,8 @@ class Staging(Unpublished):
         try:
             for index in self.done:
                 (self._sheets / f"{index:05d}.json").unlink()
-            (self._sheets / NOTE).unlink(missing_ok=True)
+            for name in (NOTE, LISTING):
+                (self._sheets / name).unlink(missing_ok=True)
             self._sheets.rmdir()
             self._root.rmdir()
         except OSError:

@@ -91,13 +91,23 @@ class Names(Ids):
     """Paths, held as bytes in a row."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        super().__init__(())
         held = list(names)
-        self._blob = os.fsencode("\0".join(held))
-        self._ends = np.zeros(len(held) + 1, dtype=np.int64)
-        if held:
-            self._ends[1:-1] = np.flatnonzero(np.frombuffer(self._blob, dtype=np.uint8) == 0) + 1
-            self._ends[-1] = len(self._blob) + 1
+        self._hold(os.fsencode("\0".join(held)), len(held))
+
+    @classmethod
+    def of_blob(cls, blob: bytes, count: int) -> Names:
+        """So many paths from `blob`. Raises ValueError if it holds another number of them."""
+        self = cls.__new__(cls)
+        self._hold(blob, count)
+        return self
+
+    def _hold(self, blob: bytes, count: int) -> None:
+        super().__init__(())
+        self._blob = blob
+        self._ends = np.zeros(count + 1, dtype=np.int64)
+        if count:
+            self._ends[1:-1] = np.flatnonzero(np.frombuffer(blob, dtype=np.uint8) == 0) + 1
+            self._ends[-1] = len(blob) + 1
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -115,6 +125,11 @@ class Names(Ids):
         if not wanted:
             return []
         return os.fsdecode(self._blob[self._ends[wanted[0]] : self._ends[wanted[-1] + 1] - 1]).split("\0")
+
+    @property
+    def blob(self) -> bytes:
+        """All of them in a row, with a zero byte between two."""
+        return self._blob
 
     @property
     def encoded(self) -> list[bytes]:
@@ -158,9 +173,19 @@ class Stamps(Sequence[Stamp]):
         return cls(root, Names(file.path for file in files), np.array(facts, dtype=np.int64).reshape(-1, 3))
 
     @property
+    def root(self) -> Path:
+        """The folder."""
+        return self._root
+
+    @property
     def names(self) -> Names:
         """Paths below the folder."""
         return self._names
+
+    @property
+    def facts(self) -> np.ndarray:
+        """int64 [n, 3]: size in bytes, time of change in ns, and inode of each file."""
+        return self._facts
 
     def __len__(self) -> int:
         return len(self._facts)

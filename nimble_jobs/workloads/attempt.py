@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.data import AnyStaging, Reader
+from nimble_jobs.data import AnyStaging, Reader, listing_for_member, open_reader
 from nimble_jobs.data import stage as stage_output
 from nimble_jobs.data.answers import Answers
 from nimble_jobs.models.pictures import left_out
@@ -55,6 +55,20 @@ class Attempt:
         return request_of(context.spec, self.reader, self.device, context.allowed_python, context.memory_bytes)
 
 
+def opened(context: JobContext, work: only_new.Work | None, column: ColumnOfText) -> Reader:
+    """The job's input. A member that joined takes the folder of pictures as the one that claimed the job found it."""
+    spec, job, fetching = context.spec, context.job, context.fetching
+    alike = job.joined and work is None and fetching is None
+    return open_reader(
+        spec.input,
+        files=work.files if work is not None else None,
+        tokens=column,
+        origin=context.origins.get(spec.input.source),
+        arriving=fetching.arriving if fetching is not None else None,
+        listing=listing_for_member(spec.output, job.id, job.attempt) if alike else None,
+    )
+
+
 def claimed(
     context: JobContext, device: torch.device, reader: Reader, work: only_new.Work | None, column: ColumnOfText
 ) -> Attempt:
@@ -90,6 +104,9 @@ def claimed(
             (decode, staging), why_not = kept, "an earlier attempt began with the CPU"
     elif staging is None or staging.finished is None:
         part = Part(context, reader.total, answers=answers, **decided(decode))
+        listing = reader.listing if work is None and context.fetching is None else None
+        if staging is not None and listing is not None:
+            context.patience.through(partial(staging.share, listing))
     context.report(total=reader.total if answers is None else answers.total)
     notes = reader.notes()
     if reader.decodes and (unlike := left_out(spec)) is not None:

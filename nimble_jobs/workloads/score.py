@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from nimble_jobs.data import AnyStaging, open_reader
+from nimble_jobs.data import AnyStaging
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.inductor import keeping_compilers
 from nimble_jobs.models import permission
@@ -15,7 +15,7 @@ from nimble_jobs.planner.module.limits import Limits, find_limits
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads import only_new
 from nimble_jobs.workloads.answering import requests_in
-from nimble_jobs.workloads.attempt import Attempt, claimed
+from nimble_jobs.workloads.attempt import Attempt, claimed, opened
 from nimble_jobs.workloads.bad_records import BadRecords
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.cuts import Bounds, cut, cut_claims, shards_for
@@ -45,9 +45,7 @@ def run(context: JobContext) -> Outcome:
     if isinstance(work, Outcome):
         return work
     column = ColumnOfText(spec)
-    files, origin = work.files if work else None, context.origins.get(spec.input.source)
-    arriving = context.fetching.arriving if context.fetching is not None else None
-    with open_reader(spec.input, files=files, tokens=column, origin=origin, arriving=arriving) as reader:
+    with opened(context, work, column) as reader:
         attempt = claimed(context, device, reader, work, column)
         outcome, left = _scored(attempt)
     if work is None or outcome.left or outcome.stop is not Stop.GO:

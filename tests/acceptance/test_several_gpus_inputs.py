@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from several_devices import ended, files, hold, release, under_way, worker
+from PIL import Image
+from several_devices import child_of, ended, files, hold, release, under_way, worker
 
 from nimble_jobs import spec as specs
 from nimble_jobs.job import Job, JobState
@@ -65,6 +66,16 @@ class Net(torch.nn.Module):
 class Vectors(Net):
     def forward(self, input_ids, attention_mask):
         return self.words(input_ids)
+
+
+class Shade(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        held(x, 60)
+        return x.mean((1, 2, 3)).unsqueeze(1) * self.scale
 
 
 class Mean(torch.nn.Module):
@@ -167,6 +178,38 @@ def test_a_batch_file(running: Store, base: Path) -> None:
     assert counted == [(len(lines), len(lines))] * 2  # requests, not their texts
     assert sum(member.records_done for member in running.shards.members(done.id)) == len(lines)
     assert files(base / "both") == files(base / "alone")
+
+
+def test_pictures(store: Store, base: Path) -> None:
+    """All members score the pictures that the first one found, also one that comes back once there are others."""
+    (folder := base / "in").mkdir()
+    for number in range(200):
+        Image.new("RGB", (4, 4), (number, 0, 0)).save(folder / f"{number:03}.png")
+    options: dict[str, dict[str, Any]] = {
+        "net": "Shade",
+        "input": {"source": str(folder), "format": "images", "batch_size": 5},
+        "output": {"fields": ["id", "logits"], "shard_size": 10},
+    }
+    with worker(store, base, "cpu,cpu") as process:
+        alone = ended(store, submit(store, base, "alone", **options, run={"gpus": 1}))
+        assert alone.state is JobState.SUCCEEDED, alone.error
+        hold(base)
+        job = submit(store, base, "both", **options)
+        members, leader = under_way(store, job, 20), store.jobs.get(job.id).worker
+        lost = next(member for member in members if member.worker != leader)
+        Image.new("RGB", (4, 4)).save(folder / "new.png")
+        child_of(store, process, lost).kill()
+
+        def came_back() -> bool:
+            back = next(member for member in store.shards.members(job.id) if member.worker == lost.worker)
+            return back.failures == 1 and back.records_done >= lost.records_done + 20
+
+        until(came_back)
+        release(base)
+        done = ended(store, job)
+    assert (done.state, done.attempt, done.records_done) == (JobState.SUCCEEDED, 1, 200), done.error
+    assert files(base / "both") == files(base / "alone")
+    assert [path.name for path in base.glob(".both*")] == []
 
 
 def test_only_new(running: Store, base: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from nimble_jobs.data import MemberStaging, Staging
+from nimble_jobs.data import MemberStaging, Staging, listing_for_member
+from nimble_jobs.data.stamps import Names, Stamps
 from nimble_jobs.errors import FencedOut, OutOfStep
 from nimble_jobs.spec.model import OutputSpec
 from tests.ledger import Book
@@ -32,6 +34,23 @@ def test_a_note(output: OutputSpec) -> None:
     assert member(output).noted() == {"buckets": [8, 16]}
     leader.note(None)
     assert member(output).noted() is None
+
+
+def test_a_listing(output: OutputSpec) -> None:
+    """Members of the same attempt find the pictures that were listed; nothing of it is left in the end."""
+    leader = leading(output)
+    assert listing_for_member(output, "j", 1) is None
+    stamps = Stamps(output.folder.parent, Names(["a.png"]), np.array([[1, 2, 3]]))
+    leader.share(stamps)
+    found = listing_for_member(output, "j", 1)
+    assert found is not None
+    assert list(found) == list(stamps)
+    assert listing_for_member(output, "j", 2) is None
+    leader.write_shard(0, {"id": ["a.png"]})
+    leader.publish({}, shards=1)
+    assert [path.name for path in output.folder.parent.glob(".*")] == []
+    stored = output.model_copy(update={"path": "s3://bucket/out"})
+    assert listing_for_member(stored, "j", 1) is None
 
 
 def test_another_input(output: OutputSpec) -> None:
