@@ -179,7 +179,7 @@ def measure(case: Case, path: Path) -> dict[str, float]:
             batch.buffer.release()
         if end - started > SECONDS:
             break
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     return {
         "records": reader.total,
         "open_s": opened - began,

@@ -5,7 +5,8 @@
 The stages of a scoring job run as they are, from the list of files to the replays. What takes time elsewhere sleeps for
 as long: a process that reads (--file-us for each file), the JPEG engines that two decoding threads share, and replays.
 So the figures show what threads of this process and waiting for memory cost, and nothing else. --buffers are batches
-that the host's memory holds; 0: as many as a job takes.
+that the host's memory holds; 0: as many as a job takes. With --claim-ms, pictures come shard by shard, as for one of
+two devices that work on a job.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,12 +33,15 @@ sys.path.insert(0, str(ROOT))
 from nimble_jobs.data import Batch, Reader, open_reader
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.decoding.pool import Decoders
+from nimble_jobs.job import ShardClaim
 from nimble_jobs.pipeline import Meter, Pool
 from nimble_jobs.planner.jobs.loaded import batch_buffers
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.spec.model import InputSpec
 from nimble_jobs.spec.transform import TransformSpec
-from nimble_jobs.workloads.cuts import cut
+from nimble_jobs.store.shards import shards_in_claim
+from nimble_jobs.workloads.claimed_ahead import in_a_row
+from nimble_jobs.workloads.cuts import Bounds, cut, cut_claims, shards_of
 from nimble_jobs.workloads.decoding import THREADS
 from nimble_jobs.workloads.record_feed import RecordFeed
 
@@ -97,10 +102,22 @@ def feed_of(reader: Reader, asked: argparse.Namespace, buffers: int, meters: Any
         arrivals=SimpleNamespace(begin=lambda: None, end=lambda: None),
         buffers=memory,
     )
-    bounds = cut([(0, reader.total)], frozenset(), asked.batch)
+    turns: Any = [cut([(0, reader.total)], frozenset(), asked.batch)]
+    if asked.claim_ms:
+        turns = [in_a_row(claimed(reader.total, asked))]
     bad: Any = SimpleNamespace(add=lambda _: None)
     decode: Any = lambda meter: Engines(meter, asked.decode_us / 1e6)  # noqa: E731
-    return RecordFeed(reader, loaded, [bounds], meters, last=0, bad=bad, limits=Limits(), decode=decode)
+    return RecordFeed(reader, loaded, turns, meters, last=0, bad=bad, limits=Limits(), decode=decode)
+
+
+def claimed(total: int, asked: argparse.Namespace) -> Generator[list[Bounds]]:
+    """The batches of one claim after another, as one of two members takes them that are equally fast."""
+    shards = [ShardClaim(index=n, start=a, stop=b) for n, (a, b) in enumerate(shards_of(total, asked.shard))]
+    while shards:
+        time.sleep(asked.claim_ms / 1e3)
+        size = shards_in_claim(2 * len(shards), 2)
+        yield cut_claims(shards[:size], asked.batch, beyond=0)
+        shards = shards[size:]
 
 
 def run(reader: Reader, asked: argparse.Namespace, buffers: int) -> None:
@@ -137,6 +154,8 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=16)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--count", type=int, default=16_384, help="pictures (%(default)s)")
+    parser.add_argument("--claim-ms", type=float, default=0.0, help="of a claim of shards; 0: no claims (%(default)s)")
+    parser.add_argument("--shard", type=int, default=2048, help="pictures in a shard that is claimed (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
     program = PROGRAM.format(root=str(ROOT), file_s=asked.file_us / 1e6)

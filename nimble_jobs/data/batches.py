@@ -37,14 +37,14 @@ class Ahead:
         return cls(piece=piece, threads=threads, depth=depth, processes=processes)
 
     @classmethod
-    def of(cls, piece: int | None, batch_size: int, batches: int, form: Form) -> Ahead:
-        """For records that threads decode, `piece` at a time, or, for None, copy."""
+    def of(cls, piece: int | None, batch_size: int, form: Form, *, several: bool) -> Ahead:
+        """For records that threads decode, `piece` at a time, or, for None, copy. `several`: more than one batch."""
         threads = usable_cores()
         if piece is None:
             whole = -(-batch_size * form.nbytes // _COPY_BYTES)  # pieces in a batch
-            if batches <= 1 and whole <= 1:  # a thread would cost more than it saves
+            if not several and whole <= 1:  # a thread would cost more than it saves
                 return cls(piece=batch_size, threads=0, depth=1)
-            threads = min(threads, _COPY_THREADS) if whole * batches > 1 else 1
+            threads = min(threads, _COPY_THREADS) if several or whole > 1 else 1
             piece = -(-batch_size // whole) if whole else batch_size
         piece = min(piece, batch_size)
         return cls(piece=piece, threads=threads, depth=max(2, -(-2 * threads * piece // batch_size)))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from nimble_jobs.data import memory
+from nimble_jobs.pipeline import usable_cores
+from nimble_jobs.spec.units import format_bytes
 
 BLOCK_BYTES = 16 << 20  # bytes of a block's values; a larger record is a block of its own
 AHEAD_BYTES = 256 << 20  # bytes of blocks that are decoded ahead
@@ -49,6 +51,15 @@ class Layout:
     def of_row(self, row: int) -> int:
         """The number of the block with this row."""
         return int(np.searchsorted(self.starts, row, side="right")) - 1
+
+
+class Blocked(Protocol):
+    """What may hold records in blocks."""
+
+    @property
+    def layout(self) -> Layout | None: ...
+
+    def block(self, number: int) -> Block: ...
 
 
 def join_layouts(layouts: list[Layout]) -> Layout:
@@ -155,6 +166,16 @@ class Window:
             del self._blocks[number]
 
 
+def window_over(source: Blocked, bounds: Iterable[tuple[int, int]]) -> Window | None:
+    """A window for consecutive batches, each from one row to before another; None if that would save nothing."""
+    layout = source.layout
+    if layout is None or not isinstance(bounds, Sequence) or not bounds:
+        return None
+    if layout.of_row(bounds[0][0]) == layout.of_row(max(0, bounds[-1][1] - 1)):
+        return None
+    return Window(source.block, layout, bounds[-1][1], threads=usable_cores())
+
+
 def keep_bytes() -> int:
     """The bytes of blocks that may be kept for reading in random order."""
     return max(KEEP_BYTES, memory.available_bytes() // 2)
@@ -165,3 +186,14 @@ def as_slice(indexes: np.ndarray) -> slice | np.ndarray:
     n = len(indexes)
     run = n > 0 and indexes[-1] - indexes[0] == n - 1 and bool((np.diff(indexes) == 1).all())
     return slice(int(indexes[0]), int(indexes[0]) + n) if run else indexes
+
+
+def shuffle_note(whole: int) -> str:
+    """What users should know about reading an input of so many bytes in random order, if it lies in blocks."""
+    room = keep_bytes()
+    if whole <= room:
+        return f"is read in random order, so it is held in memory: {format_bytes(whole)}"
+    return (
+        f"is read in random order and takes {format_bytes(whole)}, more than fits in memory: parts beyond "
+        f"{format_bytes(room)} are decoded again and again; to avoid this, write it as an .npy file"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from nimble_jobs.chance import RandomCrops
 from nimble_jobs.data import labels as label_values
 from nimble_jobs.data.answers import Requests
 from nimble_jobs.data.batches import Ahead, Part, Room, read_ahead
-from nimble_jobs.data.blocks import Window, keep_bytes
+from nimble_jobs.data.blocks import Window, shuffle_note, window_over
 from nimble_jobs.data.buffers import Buffers
 from nimble_jobs.data.crew import FEW, FEW_RUNNING, PIECE_AWAY, PIECE_ENCODED, Crew
 from nimble_jobs.data.encoded import decoders_of, pictures_of, row_bytes
@@ -26,9 +26,8 @@ from nimble_jobs.data.source import READY, Form, Loaded, Source, Wanted, form_of
 from nimble_jobs.data.stamps import Stamps, fingerprint
 from nimble_jobs.errors import DataError
 from nimble_jobs.packing import Layout as Packing
-from nimble_jobs.pipeline import Meter, usable_cores
+from nimble_jobs.pipeline import Meter
 from nimble_jobs.preprocess import Preprocess
-from nimble_jobs.spec.units import format_bytes
 
 if TYPE_CHECKING:  # imported here, so that only jobs with pictures load Pillow
     from nimble_jobs.data.text.reading import Texts
@@ -95,6 +94,11 @@ class Reader:
         return self._source.piece is None
 
     @property
+    def in_blocks(self) -> bool:
+        """Whether records are decoded in blocks, which costs little only in order."""
+        return self._source.layout is not None
+
+    @property
     def label_names(self) -> tuple[str, ...] | None:
         return self._labels.names if self._labels is not None else None
 
@@ -121,14 +125,7 @@ class Reader:
         layout = self._source.layout
         if shuffled and layout is not None and layout.count > 1:
             whole = self.total * form_of(self._source, stored=self.preprocess is not None).nbytes
-            room = keep_bytes()
-            if whole <= room:
-                texts.append(f"is read in random order, so it is held in memory: {format_bytes(whole)}")
-            else:
-                texts.append(
-                    f"is read in random order and takes {format_bytes(whole)}, more than fits in memory: parts beyond "
-                    f"{format_bytes(room)} are decoded again and again; to avoid this, write it as an .npy file"
-                )
+            texts.append(shuffle_note(whole))
         return texts
 
     def batches(
@@ -138,12 +135,13 @@ class Reader:
         *,
         batch_size: int,
         order: np.ndarray | None = None,
-        bounds: Sequence[tuple[int, int]] | None = None,
+        bounds: Iterable[tuple[int, int]] | None = None,
         wanted: Wanted = READY,
         buffers: Buffers | None = None,
         meter: Meter | None = None,
-    ) -> Iterator[Batch]:
-        """Batches over positions [start, stop), the last one possibly short; or exactly those of `bounds`.
+    ) -> Generator[Batch]:
+        """Batches over positions [start, stop), the last one possibly short; or exactly those of `bounds`, which may be
+        found out one by one as they are read, if not `in_blocks`.
 
         With `order`, positions in that array of record indexes. `wanted.stored` needs `preprocess`. `wanted.encoded`
         needs `decodes`: `x` has no rows then, and a buffer takes `encoded_bytes` for each record. `wanted.crops` needs
@@ -172,8 +170,9 @@ class Reader:
         if self._crew is not None:
             ahead = Ahead.away(_piece(encoded=wanted.encoded), self._crew.decoders.workers, batch_size)
         else:
-            ahead = Ahead.of(self._source.piece, batch_size, len(bounds), form)
-        window = self._window(bounds) if order is None else None
+            several = not isinstance(bounds, Sequence) or len(bounds) > 1
+            ahead = Ahead.of(self._source.piece, batch_size, form, several=several)
+        window = window_over(self._source, bounds) if order is None else None
         load = partial(self._load, wanted=wanted, window=window)
         with ExitStack() as opened:
             if self._crew is not None:
@@ -184,13 +183,6 @@ class Reader:
             opened.callback(rooms.close)
             for room, parts in rooms:
                 yield self._batch(room, parts, encoded=wanted.encoded)
-
-    def _window(self, bounds: Sequence[tuple[int, int]]) -> Window | None:
-        """A window that decodes blocks ahead for consecutive batches; None if that would save nothing."""
-        layout = self._source.layout
-        if layout is None or not bounds or layout.of_row(bounds[0][0]) == layout.of_row(max(0, bounds[-1][1] - 1)):
-            return None
-        return Window(self._source.block, layout, bounds[-1][1], threads=usable_cores())
 
     def texts(self, ranges: Sequence[tuple[int, int]], *, meter: Meter | None = None) -> Generator[Texts]:
         """The texts of ascending ranges of positions, read ahead, with the reasons for bad records by position.

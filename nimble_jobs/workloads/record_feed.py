@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import tee
 
 import numpy as np
 import torch
@@ -36,6 +37,9 @@ UPLOADED = 2  # batches that wait for a replay
 _HELD = THREADS + 1 + _READ_AHEAD + 2
 
 
+Turn = Sequence[Bounds] | Generator[Bounds]  # batches that are read in a row
+
+
 class RecordFeed:
     """The batches of records that have one shape."""
 
@@ -43,7 +47,7 @@ class RecordFeed:
         self,
         reader: Reader,
         loaded: Loaded,
-        turns: Iterable[Sequence[Bounds]],
+        turns: Iterable[Turn],
         stages: Stages,
         *,
         last: int,
@@ -52,8 +56,8 @@ class RecordFeed:
         decode: Callable[[Meter], DeviceDecoding] | None = None,
         fetching: Fetching | None = None,
     ) -> None:
-        """`turns` are batches that are known together: all at once, or those of one claim after another. `last` is the
-        last shard; -1: not known. `decode` makes what decodes pictures on the device; None: records arrive as they are.
+        """`turns` are all batches of the job, or those of one claim after another. `last` is the last shard; -1: not
+        known. `decode` makes what decodes pictures on the device; None: records arrive as they are.
         `fetching`: what still fetches the records, if `turns` is a list.
         """
         self.total = reader.total
@@ -114,16 +118,21 @@ class RecordFeed:
     def _read(self) -> Generator[Part]:
         """Batches of checked records, in order. Raises DataError for too many bad records."""
         for bounds in self._turns:
+            asked, places = tee(bounds)
+            spans = ((at.start, at.stop) for at in asked)
             batches = self._reader.batches(
                 batch_size=self._loaded.request.batch_size,
-                bounds=[(at.start, at.stop) for at in bounds],
+                bounds=list(spans) if isinstance(bounds, Sequence) else spans,
                 wanted=Wanted(stored=self._loaded.request.preprocess is not None, encoded=self._decoding is not None),
                 buffers=self._buffers,
                 meter=self._stages.read,
             )
-            with closing(batches):  # type: ignore[type-var]  # a generator
+            with ExitStack() as opened:
+                if not isinstance(bounds, Sequence):
+                    opened.callback(bounds.close)
+                opened.callback(batches.close)
                 try:
-                    for at, read in zip(bounds, batches, strict=False):
+                    for read, at in zip(batches, places, strict=False):  # a place is known before its batch is read
                         batch = self._limits.sift(read, self._reader.place)
                         self.bad.add(batch.bad)
                         yield Part(at=at, batch=batch)

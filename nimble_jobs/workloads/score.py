@@ -17,11 +17,12 @@ from nimble_jobs.workloads import only_new
 from nimble_jobs.workloads.answering import requests_in
 from nimble_jobs.workloads.attempt import Attempt, claimed, opened
 from nimble_jobs.workloads.bad_records import BadRecords
+from nimble_jobs.workloads.claimed_ahead import in_a_row
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
-from nimble_jobs.workloads.cuts import Bounds, cut, cut_claims, shards_for
+from nimble_jobs.workloads.cuts import cut, cut_claims, shards_for
 from nimble_jobs.workloads.early_buffers import EarlyBuffers
 from nimble_jobs.workloads.parts import Feed, Lane
-from nimble_jobs.workloads.record_feed import RecordFeed, memory_of
+from nimble_jobs.workloads.record_feed import RecordFeed, Turn, memory_of
 from nimble_jobs.workloads.scoring import Ends, Scoring, Tally
 from nimble_jobs.workloads.stages import Stages
 from nimble_jobs.workloads.telling import tell, tell_restart, tell_troubles, tell_unchecked, tell_weights
@@ -262,10 +263,12 @@ def _record_feed(
     alone = part is None and len(bounds) <= 1
     stages = Stages(context, alone=alone, in_flight=in_flight, decodes=decode is not None)
 
-    def turns() -> Iterable[Sequence[Bounds]]:
+    def turns() -> Iterable[Turn]:
         if part is None:
             return [bounds]
-        return (cut_claims(claims, loaded.request.batch_size, beyond=beyond) for claims, beyond in part.turns())
+        size = loaded.request.batch_size
+        claimed = (cut_claims(claims, size, beyond=beyond) for claims, beyond in part.turns())
+        return claimed if reader.in_blocks else [in_a_row(claimed)]
 
     def feed() -> RecordFeed:
         last = bounds[-1].shard if bounds else -1

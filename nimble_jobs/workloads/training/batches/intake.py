@@ -132,7 +132,7 @@ class Intake:
             meter=self.meters.read,
         )
         if not encoded:
-            with closing(source):  # type: ignore[type-var]  # a generator
+            with closing(source):
                 for stored in source:
                     yield Taken(batch=stored, x=stored.x, preprocess=preprocess)
             return
