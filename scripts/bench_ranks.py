@@ -7,9 +7,13 @@ Records are random pictures in one array, so that decoding is no part of it. Pri
 has ended, and one that compares both. Trainings in eager, which need no build, come first, and of each pair that on
 several devices, so that the first figures come early. Phases go to standard error as they begin.
 
+With --shares, the one device accumulates as many smaller batches a step as there are devices. Then batch normalisation
+sees the same records together on both sides, and losses differ by rounding and dropout alone. For MobileNetV2
+--args '{"dropout": 0}' leaves dropout out. Records a second of the two do not compare then.
+
 `steady_records_per_s` counts from a fifth of the records on, so without the start; `ratio` compares these.
-`worst_loss_difference` is the largest relative one over all steps. Needs so many free GPUs; with `--device cpu` the
-ranks share the cores, so there is no ratio.
+`loss_differences` has the relative one of each step, and `worst_loss_difference` is the largest. Needs so many free
+GPUs; with `--device cpu` the ranks share the cores, so there is no ratio.
 """
 
 from __future__ import annotations
@@ -38,11 +42,15 @@ SPEC = """\
 version: 1
 name: {name}
 kind: finetune
-model: {{source: "torchvision:{model}", args: {{num_classes: 10}}, dtype: {dtype}}}
+model: {{source: "torchvision:{model}", args: {args}, dtype: {dtype}}}
 input: {{source: records.npz, format: npz, fields: {{x: images, label: labels}}, batch_size: {batch}}}
 output: {{path: out/{name}, if_exists: replace}}
 schedule: {{on_miss: {on_miss}, fuse: "{fuse}"}}
-train: {{epochs: {epochs}, optimizer: {{name: sgd, lr: {lr}, momentum: 0.9}}, checkpoint: null}}
+train:
+  epochs: {epochs}
+  optimizer: {{name: sgd, lr: {lr}, momentum: 0.9}}
+  accumulate: {accumulate}
+  checkpoint: null
 run: {{device: {device}, gpus: {gpus}}}
 """
 
@@ -60,6 +68,8 @@ def main() -> int:
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--on-miss", default="eager,build", help="one or both, in this order")
     parser.add_argument("--fuse", choices=("auto", "off", "max"), default="auto", help="off builds in seconds")
+    parser.add_argument("--shares", action="store_true", help="one device accumulates the shares of several")
+    parser.add_argument("--args", type=json.loads, default={}, help="of the models, beside num_classes; as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -127,10 +137,12 @@ class _Bench:
             dtype=self._options.dtype,
             device=devices.describe(devices.resolve(self._options.device)),
             torch=torch.__version__,
-            ratio=None if self._on_cpu or not fast or not slow else round(fast / slow, 3),
+            shares=self._options.shares,
+            ratio=None if self._on_cpu or self._options.shares or not fast or not slow else round(fast / slow, 3),
             runs=[job.schedule["runs"] for job, _ in trained],
             steps=len(one),
             first_loss_difference=float(far[0]),
+            loss_differences=[float(f"{one:.1e}") for one in far],
             worst_loss_difference=float(far.max()),
             last_losses=[float(several[-1]), float(one[-1])],
         )
@@ -138,7 +150,10 @@ class _Bench:
     def _trained(self, store: Store, model: str, gpus: int, on_miss: str) -> tuple[Job, _Watch]:
         name = f"{model}-{on_miss}-{gpus}"
         spec = self._folder / f"{name}.yaml"
-        given = {key: getattr(self._options, key) for key in ("batch", "dtype", "lr", "device", "fuse")}
+        given = {key: getattr(self._options, key) for key in ("dtype", "lr", "device", "fuse")}
+        pieces = self._options.gpus if self._options.shares and gpus == 1 else 1
+        given |= {"batch": self._options.batch // pieces, "accumulate": pieces}
+        given["args"] = json.dumps({"num_classes": 10} | self._options.args)
         epochs = -(-self._options.steps // _BATCHES)
         spec.write_text(SPEC.format(name=name, model=model, gpus=gpus, epochs=epochs, on_miss=on_miss, **given))
         queued = client.submit(spec, store=store, foreground=True)

@@ -97,6 +97,33 @@ def test_losses_metrics_and_weights_are_those_of_one_device(folder: Path, thread
         assert np.allclose(tensor, weights[name], rtol=1e-3, atol=ROUNDING), name
 
 
+def test_batch_normalisation_is_that_of_one_device_which_accumulates_the_shares(
+    folder: Path, threaded_ranks: list[Team]
+) -> None:
+    """Each rank normalises its share, as one device does with as many smaller batches a step. Running statistics are
+    means over ranks here and follow one share after another there, so figures of validations are left out.
+    """
+    whole = np.load(folder / "train.npz")
+    np.savez(folder / "even.npz", **{name: whole[name][:48] for name in whole.files})  # each batch has equal shares
+    same = {"factory": "normal", "input__source": str(folder / "even.npz")}
+    two = spec(folder, "shares", **same)
+    one = spec(folder, "accumulated", **same, gpus=1, input__batch_size=4, train__accumulate=2)
+    unlike = spec(folder, "at-once", **same, gpus=1)
+    for each in (two, one, unlike):
+        Attempt(each).run()
+    assert threaded_ranks[0].errors == []
+    losses, expected, others = (
+        np.array([line["loss"] for line in metrics(each.output.path, "step")]) for each in (two, one, unlike)
+    )
+    assert len(losses) == 12
+    assert losses == pytest.approx(expected, rel=ROUNDING)
+    assert losses != pytest.approx(others, rel=1e-3)  # which is why it differs from one device by more than rounding
+    weights = load_file(one.output.path / "model.safetensors")
+    for name, tensor in load_file(two.output.path / "model.safetensors").items():
+        statistic = "running" in name or "num_batches" in name
+        assert statistic or np.allclose(tensor, weights[name], rtol=1e-3, atol=ROUNDING), name
+
+
 def test_an_interrupted_training_goes_on_exactly(folder: Path, threaded_ranks: list[Team]) -> None:
     """With batch normalisation, whose statistics all ranks share; stopped within an epoch, published bit for bit."""
     whole, parts = spec(folder, "whole", factory="normal"), spec(folder, "parts", factory="normal")
