@@ -168,3 +168,44 @@ def test_the_database_is_away_for_longer_than_a_lease(
         assert child.status() != psutil.STATUS_ZOMBIE
         assert store.check() == []
     check_output(tmp_path)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_member_of_another_folder_is_killed(
+    url: str,
+    job: Path,
+    started: list[subprocess.Popen[bytes]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    leads: bool,
+) -> None:
+    """Two folders' workers share a job. When one dies with its supervisor, the other one goes on once the lease has
+    ended, in the same attempt, also if it was the one that led.
+    """
+    monkeypatch.setenv("NIMBLE_JOBS_DB", url)
+    job.write_text(job.read_text().replace("run: {", "run: {gpus: 2, "))
+    homes = [resolve(str(tmp_path / name)) for name in ("one", "other")]
+    with open_store(homes[0]) as store:
+        slow = client.submit(job, store=store, allow_python=[tmp_path])
+        workers = {}
+        for home in homes:
+            before = ids(store)
+            started.append(worker(home))
+            until(lambda before=before: ids(store) - before)
+            (new,) = ids(store) - before
+            workers[new] = started[-1]
+        until(lambda: len(store.shards.members(slow.id)) == 2 and store.jobs.get(slow.id).records_done >= 8)
+        leader = str(store.jobs.get(slow.id).worker)
+        (killed,) = [name for name in workers if (name == leader) is leads]
+        child = child_of(workers[killed])
+        workers[killed].kill()
+        started.remove(workers[killed])
+        until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+        pass_time(store)
+        (tmp_path / "go").touch()
+        (ended,) = client.wait([slow.id], store=store, timeout_s=PATIENCE_S)
+        assert (ended.state, ended.attempt, ended.records_done) == (JobState.SUCCEEDED, 1, 200), ended.error
+        assert ended.worker != killed
+        assert sum(member.records_done for member in store.shards.members(slow.id)) == 200
+        assert store.check() == []
+    check_output(tmp_path)
