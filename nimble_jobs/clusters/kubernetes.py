@@ -21,7 +21,8 @@ from nimble_jobs.spec.units import format_duration
 DATABASE, PASSWORD = "NIMBLE_JOBS_DB", "PGPASSWORD"  # keys in the ConfigMap and the Secret, and variables
 NO_CACHE = "off"  # each pod builds the schedules that it needs
 _STATE = "/state"
-_OWN_MOUNTS = (_STATE, "/tmp")  # noqa: S108  # a volume of the pod's own
+_MEMORY = "/dev/shm"  # noqa: S108  # where Linux has shared memory
+_OWN_MOUNTS = (_STATE, "/tmp", "/dev")  # noqa: S108  # a volume of the pod's own
 _CONTAINER = "worker"
 _TRIES = 3  # of one worker, where its failure was not a disruption
 _HOST_LETTERS = 63
@@ -125,6 +126,8 @@ class KubernetesJob:
             "volumes": [
                 {"name": "state", "emptyDir": {}},
                 {"name": "tmp", "emptyDir": {}},
+                # NCCL and processes that read or decode need more than the 64 MB that a container has.
+                {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{self.workers.memory_mib // 2}Mi"}},
                 {"name": "shared", "persistentVolumeClaim": {"claimName": self.claim}},
             ],
         }
@@ -158,6 +161,7 @@ class KubernetesJob:
             "volumeMounts": [
                 {"name": "state", "mountPath": _STATE},
                 {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # a volume of the pod's own
+                {"name": "shm", "mountPath": _MEMORY},
                 {"name": "shared", "mountPath": self.mount},
             ],
         }

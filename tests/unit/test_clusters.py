@@ -240,6 +240,8 @@ def test_what_kubernetes_is_asked_for() -> None:
         "PGPASSWORD": {"secretKeyRef": {"name": "0x1", "key": "PGPASSWORD"}},
     }
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "15259Mi"}} in pod["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
     assert "nvidia.com/gpu" not in JOBS["cpu"].text()
     assert "suspend" not in JOB.text()
 
@@ -249,10 +251,10 @@ PLACES: dict[str, tuple[str | int, ...]] = {
     "namespace": ("metadata", "namespace"),
     "queue": ("metadata", "labels", "kueue.x-k8s.io/queue-name"),
     "image": (*POD, "containers", 0, "image"),
-    "mount": (*POD, "containers", 0, "volumeMounts", 2, "mountPath"),
+    "mount": (*POD, "containers", 0, "volumeMounts", 3, "mountPath"),
     "config_map": (*POD, "containers", 0, "env", 4, "valueFrom", "configMapKeyRef", "name"),
     "secret": (*POD, "containers", 0, "env", 5, "valueFrom", "secretKeyRef", "name"),
-    "claim": (*POD, "volumes", 2, "persistentVolumeClaim", "claimName"),
+    "claim": (*POD, "volumes", 3, "persistentVolumeClaim", "claimName"),
     "shared_cache": (*POD, "containers", 0, "env", 6, "value"),
 }
 
@@ -323,7 +325,10 @@ def test_numbers_out_of_range_are_refused(change: dict[str, Any], message: str) 
         ),
         (lambda: replace(ARRAY, own_disk=True, home="scratch"), "--node-home: found 'scratch'; expected an absolute"),
         (lambda: replace(ARRAY, partition="a b"), "--partition: found 'a b'; expected a name of letters"),
-        (lambda: replace(JOB, mount="/tmp/x"), "--mount: found /tmp/x; expected another folder than /, /state, /tmp"),
+        (
+            lambda: replace(JOB, mount="/tmp/x"),
+            "--mount: found /tmp/x; expected another folder than /, /state, /tmp, /dev",
+        ),
         (lambda: replace(JOB, mount="/a:b"), "--mount: found /a:b; expected another folder than"),
         (lambda: replace(JOB, mount="/"), "--mount: found /; expected another folder than"),
         (lambda: replace(JOB, name="a" * 62), "--name: found aaa"),
