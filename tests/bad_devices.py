@@ -47,14 +47,21 @@ BAD_DEVICES = (
         name="batches that devices cannot share equally",
         text=FINETUNE.replace("device: auto", "gpus: 3").replace("batch_size: 64", "batch_size: 32"),
         messages=(
-            "{file}:15: run.gpus: found 3, but input.batch_size is 32: each device takes an equal share, of at least 4; expected 1, or a divisor of input.batch_size",
+            "{file}:15: run.gpus: found 3, but input.batch_size is 32: each device takes an equal share, of at least 4; expected a divisor of 32 that is at most 8",
         ),
     ),
     BadSpec(
         name="shares that are too small",
         text=FINETUNE.replace("device: auto", "gpus: 4").replace("batch_size: 64", "batch_size: 8"),
         messages=(
-            "{file}:15: run.gpus: found 4, but input.batch_size is 8: each device takes an equal share, of at least 4; expected 1, or a divisor of input.batch_size",
+            "{file}:15: run.gpus: found 4, but input.batch_size is 8: each device takes an equal share, of at least 4; expected a divisor of 8 that is at most 2",
+        ),
+    ),
+    BadSpec(
+        name="batches that no two devices can share",
+        text=FINETUNE.replace("device: auto", "gpus: 2").replace("batch_size: 64", "batch_size: 7"),
+        messages=(
+            "{file}:15: run.gpus: found 2, but input.batch_size is 7: each device takes an equal share, of at least 4; expected 1, or another input.batch_size",
         ),
     ),
     BadSpec(

@@ -64,7 +64,7 @@ def show(ctx: typer.Context, job_id: JobId, json: options.Json = False) -> None:
         return
     job, events = shown.job, shown.events
     row, unit = job_view.job_row(job, now, shown.why), job_view.unit(job)
-    parts = [("Job", _facts(job, row) + job_notes.tick_lines(shown.tick) + job_view.weights(events))]
+    parts = [("Job", _facts(job, row, shown.attempts) + job_notes.tick_lines(shown.tick) + job_view.weights(events))]
     if job.schedule:
         parts.append(("Schedule", _schedule(job)))
     if job.timings:
@@ -226,7 +226,7 @@ def _pour(home: Path, job_id: str, offset: int, stream: Any = None) -> int:
     return offset + len(data)
 
 
-def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
+def _facts(job: Job, row: Row, attempts: Sequence[Attempt]) -> list[tuple[str, str]]:
     asked = ", cancel requested" if job.cancel_requested and not job.state.final else ""
     unit = job_view.unit(job)
     lines = [
@@ -236,7 +236,7 @@ def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
         ("state", job_view.state_text(row) + asked),
         (plural(2, unit), job_view.progress(row) + (f", {job.records_bad:,} bad" if job.records_bad else "")),
         ("rate", figures.rate(row["records_per_s"])),
-        ("attempt", _tries(job)),
+        ("attempt", job_view.tries(job, attempts)),
         ("priority", f"{job.priority}" + (f", {job.urgency} lent" if job.urgency > job.priority else "")),
         ("created", figures.clock(job.created_at)),
         ("started", figures.clock(job.started_at)),
@@ -258,12 +258,6 @@ def _facts(job: Job, row: Row) -> list[tuple[str, str]]:
     if row["waits"]:
         lines.append(("waits", row["waits"]))
     return lines
-
-
-def _tries(job: Job) -> str:
-    """The attempt's number, and how many attempts are used since the job was queued or retried."""
-    tries = f"{job.attempt - job.attempts_before} of {job.max_attempts}"
-    return f"{job.attempt}; {tries} since the last retry" if job.attempts_before else tries
 
 
 def _awaited(wait: tuple[str, When]) -> str:

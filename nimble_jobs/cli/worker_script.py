@@ -51,6 +51,15 @@ def slurm(
             "this state folder, which only workers on this host may use.",
         ),
     ] = None,
+    shared_cache: Annotated[
+        str | None,
+        options.unset(
+            "--shared-cache",
+            "PLACE",
+            "With --node-home: folder that all nodes see, or address such as s3://BUCKET/FOLDER, where workers share "
+            "the files of schedules (cache.shared). Default: each node builds its own.",
+        ),
+    ] = None,
 ) -> None:
     """Print a Slurm job array with one worker a task, for sbatch.
 
@@ -66,6 +75,7 @@ def slurm(
         own_disk=node_home is not None,
         partition=partition,
         account=account,
+        shared_cache=shared_cache,
     )
     output.emit(array.text().rstrip("\n"))
 
@@ -99,6 +109,15 @@ def kubernetes(
     secret: Annotated[
         str, typer.Option("--secret", metavar="NAME", help="Secret whose key PGPASSWORD is the database's password.")
     ] = "nimble-jobs",  # noqa: S107  # the name of an object
+    shared_cache: Annotated[
+        str | None,
+        options.unset(
+            "--shared-cache",
+            "PLACE",
+            "Folder that all pods see, or address such as s3://BUCKET/FOLDER, where workers share the files of "
+            "schedules (cache.shared); off: each pod builds its own. Default: nimble-jobs-schedules in --mount.",
+        ),
+    ] = None,
     queue: Annotated[str | None, options.unset("--queue", "NAME", "Kueue's local queue that starts the Job.")] = None,
     user_id: Annotated[
         int, typer.Option("--user-id", metavar="N", help="Numeric user and group that own what workers write.")
@@ -120,6 +139,7 @@ def kubernetes(
         mount=mount,
         config_map=config_map,
         secret=secret,
+        shared_cache=shared_cache,
         queue=queue,
         user=user_id,
     )

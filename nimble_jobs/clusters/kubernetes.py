@@ -13,14 +13,16 @@ from typing import Any
 
 import yaml
 
-from nimble_jobs.clusters.values import absolute, image, label, subdomain, whole
-from nimble_jobs.clusters.workers import BurstWorkers
+from nimble_jobs.clusters.values import absolute, image, label, place, subdomain, whole
+from nimble_jobs.clusters.workers import SHARED_CACHE, BurstWorkers
 from nimble_jobs.errors import UsageError
 from nimble_jobs.spec.units import format_duration
 
 DATABASE, PASSWORD = "NIMBLE_JOBS_DB", "PGPASSWORD"  # keys in the ConfigMap and the Secret, and variables
+NO_CACHE = "off"  # each pod builds the schedules that it needs
 _STATE = "/state"
-_OWN_MOUNTS = (_STATE, "/tmp")  # noqa: S108  # a volume of the pod's own
+_MEMORY = "/dev/shm"  # noqa: S108  # where Linux has shared memory
+_OWN_MOUNTS = (_STATE, "/tmp", "/dev")  # noqa: S108  # a volume of the pod's own
 _CONTAINER = "worker"
 _TRIES = 3  # of one worker, where its failure was not a disruption
 _HOST_LETTERS = 63
@@ -43,6 +45,7 @@ class KubernetesJob:
     mount: str  # where its folder is, in the pods and for those who submit
     config_map: str  # holds the database's address
     secret: str  # holds the database's password
+    shared_cache: str | None = None  # where workers share the files of schedules; None: in the shared folder
     queue: str | None = None  # of Kueue
     user: int  # numeric id of the user and group that own what workers write
 
@@ -62,6 +65,8 @@ class KubernetesJob:
         if self.mount == "/" or ":" in self.mount or any(_within(self.mount, own) for own in _OWN_MOUNTS):
             taken = ", ".join(_OWN_MOUNTS)
             raise UsageError(f"--mount: found {self.mount}; expected another folder than /, {taken}, without a colon")
+        if self.shared_cache not in (None, NO_CACHE):
+            place("--shared-cache", str(self.shared_cache))
 
     def text(self) -> str:
         """The manifest, in YAML."""
@@ -121,6 +126,8 @@ class KubernetesJob:
             "volumes": [
                 {"name": "state", "emptyDir": {}},
                 {"name": "tmp", "emptyDir": {}},
+                # NCCL and processes that read or decode need more than the 64 MB that a container has.
+                {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{self.workers.memory_mib // 2}Mi"}},
                 {"name": "shared", "persistentVolumeClaim": {"claimName": self.claim}},
             ],
         }
@@ -140,6 +147,7 @@ class KubernetesJob:
                 {"name": "NIMBLE_JOBS_LIMITS_GRACE", "value": format_duration(workers.grace_s)},
                 {"name": DATABASE, "valueFrom": {"configMapKeyRef": {"name": self.config_map, "key": DATABASE}}},
                 {"name": PASSWORD, "valueFrom": {"secretKeyRef": {"name": self.secret, "key": PASSWORD}}},
+                *self._cache(),
             ],
             "resources": {
                 "requests": {"cpu": workers.cpus, "memory": memory, **gpus},
@@ -153,9 +161,16 @@ class KubernetesJob:
             "volumeMounts": [
                 {"name": "state", "mountPath": _STATE},
                 {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # a volume of the pod's own
+                {"name": "shm", "mountPath": _MEMORY},
                 {"name": "shared", "mountPath": self.mount},
             ],
         }
+
+    def _cache(self) -> list[dict[str, str]]:
+        if self.shared_cache == NO_CACHE:
+            return []
+        place = self.shared_cache or f"{self.mount}/nimble-jobs-schedules"
+        return [{"name": SHARED_CACHE, "value": place.replace("$", "$$")}]  # Kubernetes reads $(NAME) in values
 
 
 def _within(path: str, folder: str) -> bool:

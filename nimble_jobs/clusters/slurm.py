@@ -9,8 +9,8 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from nimble_jobs.clusters.values import absolute, slurm_name
-from nimble_jobs.clusters.workers import BurstWorkers
+from nimble_jobs.clusters.values import absolute, place, slurm_name
+from nimble_jobs.clusters.workers import SHARED_CACHE, BurstWorkers
 from nimble_jobs.errors import UsageError
 from nimble_jobs.spec.units import format_duration
 
@@ -28,6 +28,7 @@ class SlurmArray:
     own_disk: bool = False  # whether each node has such a folder of its own, so that jobs are in a shared database
     partition: str | None = None
     account: str | None = None
+    shared_cache: str | None = None  # where workers share the files of schedules; needs `own_disk`
 
     def __post_init__(self) -> None:
         least_s = self.margin_s + _LEAST_S
@@ -37,6 +38,13 @@ class SlurmArray:
                 f"because workers end {format_duration(self.margin_s)} before the limit"
             )
         absolute("--node-home" if self.own_disk else "--home", self.home)
+        if self.shared_cache is not None:
+            place("--shared-cache", self.shared_cache)
+            if not self.own_disk:
+                raise UsageError(
+                    f"--shared-cache: found {self.shared_cache} without --node-home; expected both or neither, because "
+                    "workers over one state folder share its schedules already"
+                )
         for word in self.program:
             if not word.isprintable():
                 raise UsageError(f"{word!r}: the path of this program has letters that a script cannot hold")
@@ -63,6 +71,7 @@ class SlurmArray:
             *([_DATABASE] if self.own_disk else []),
             f"export NIMBLE_JOBS_HOME={shlex.quote(self.home)}",
             f"export NIMBLE_JOBS_LIMITS_GRACE={format_duration(self.workers.grace_s)}",
+            *([f"export {SHARED_CACHE}={shlex.quote(self.shared_cache)}"] if self.shared_cache is not None else []),
             "# The worker takes the shell's place, so that Slurm's SIGTERM reaches it.",
             f"exec {shlex.join(start)}",
         ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import PurePosixPath
 
+from nimble_jobs.addresses import is_address, problem_of
 from nimble_jobs.errors import UsageError
 from nimble_jobs.spec.units import show
 
@@ -60,3 +61,11 @@ def absolute(option: str, text: str) -> None:
     path = PurePosixPath(text)
     if not text.isprintable() or not path.is_absolute() or str(path) != text or ".." in path.parts:
         raise UsageError(f"{option}: found {show(text)}; expected an absolute path of printable letters, without ..")
+
+
+def place(option: str, text: str) -> None:
+    """A folder, or an address in an object store, that workers on several nodes share. Raises UsageError."""
+    if not is_address(text):
+        absolute(option, text)
+    elif problem := problem_of(text):
+        raise UsageError(f"{option}: {problem[0]}; expected {problem[1]}")

@@ -12,6 +12,7 @@ from nimble_jobs.spec.units import format_bytes, format_duration
 _LAST_S = 30.0  # beyond the grace period: the last writes, and the end of the child processes
 _MOST_S = 365 * 86400.0
 _LEAST_BYTES = 1 << 30
+SHARED_CACHE = "NIMBLE_JOBS_CACHE_SHARED"  # variable of the setting cache.shared
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,4 +51,6 @@ def _state(info: WorkerInfo, order: Order, health: Health) -> str:
     state = health.state or _ORDERED.get(order.wanted) or info.status
     if state == "ready":
         state = "busy" if info.info.get("job") else "idle"
+    if state == "lent":  # another job of its worker has the device
+        state = "busy"
     return state if state in STATES else "unknown"

@@ -32,7 +32,13 @@ def _shares(spec: JobSpec) -> Iterator[Finding]:
         return
     if size % gpus or size < SHARE * gpus:
         problem = f"found {gpus}, but input.batch_size is {size}: each device takes an equal share, of at least {SHARE}"
-        yield Finding("run.gpus", problem, "1, or a divisor of input.batch_size")
+        yield Finding("run.gpus", problem, _shareable(size))
+
+
+def _shareable(size: int) -> str:
+    """How many devices can share batches of this size."""
+    most = next((count for count in range(size // SHARE, 1, -1) if size % count == 0), 1)
+    return f"a divisor of {size} that is at most {most}" if most > 1 else "1, or another input.batch_size"
 
 
 @rule("run.gpus", "run.device")

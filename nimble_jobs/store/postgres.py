@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from nimble_jobs.addresses import SECRET_OPTIONS
 from nimble_jobs.errors import NimbleError, StoreError, StoreTrouble
+from nimble_jobs.spec.units import show
 from nimble_jobs.store.lease_table import Shared
 
 OLDEST = 140000  # server_version_num
@@ -82,8 +83,11 @@ def check_url(text: str, source: str) -> None:
     """
     parts = urlsplit(text)
     if parts.scheme != DRIVER:
+        # Without :// nobody knows where a password would be, so only what has room for none is shown.
+        plain = "an address without ://" if set(text) & set(":@=") else show(text)
+        found = f"{parts.scheme}://" if "://" in text else plain
         raise StoreError(
-            f"{source}: found {parts.scheme}://; expected a SQLAlchemy URL such as {DRIVER}://USER@HOST/DATABASE or "
+            f"{source}: found {found}; expected a SQLAlchemy URL such as {DRIVER}://USER@HOST/DATABASE or "
             "sqlite:////absolute/path.db"
         )
     if parts.netloc.count("@") > 1 or (parts.username is None and "@" in parts.path):

@@ -106,11 +106,22 @@ def give_up(session: Session, row: JobRow, opened: Collection[int], now: float) 
         shard.state = "failed"
         row.records_done += shard.stop - shard.start
         row.records_bad += shard.stop - shard.start
-        text = f"shard {shard.index} failed {shard.failures} times, the last time: {shard.error}"
+        text = f"{_named(shard)} failed {shard.failures} times, the last time: {shard.error}"
         record_event(session, "shard-failed", text, now=now, job=row.id, attempt=row.attempt)
     session.flush()
     failed = select(func.count()).where(ShardRow.job == row.id, ShardRow.state == "failed")
     return len(given_up), session.scalar(failed) or 0
+
+
+def first_failed(session: Session, job: str) -> str:
+    """The first of the shards that failed for good, with its records and its last error."""
+    query = select(ShardRow).where(ShardRow.job == job, ShardRow.state == "failed").order_by(ShardRow.index).limit(1)
+    shard = session.scalars(query).one()
+    return f"the first is {_named(shard)}: {shard.error}"
+
+
+def _named(shard: ShardRow) -> str:
+    return f"shard {shard.index} (records {shard.start} to {shard.stop - 1})"
 
 
 def tolerated(row: JobRow) -> int:

@@ -29,6 +29,7 @@ from nimble_jobs.store.shard_changes import (
     enter,
     fence,
     first_active,
+    first_failed,
     give_up,
     hopeless,
     is_active,
@@ -279,7 +280,7 @@ class Shards(ShardQueries):
             if error is not None:
                 given_up, failed = give_up(session, row, opened, now)
                 if failed > tolerated(row):  # in this transaction, so that no other member can publish first
-                    why = f"{count(failed, 'shard')} failed {row.max_attempts} times, the last time with: {error}"
+                    why = f"{count(failed, 'shard')} failed {row.max_attempts} times; {first_failed(session, row.id)}"
                     end = End(to=JobState.FAILED, message=why, error=why)
                     leave_running(session, job.id, job.attempt, end, now=now)
                     return Left.FAILED

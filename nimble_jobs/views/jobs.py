@@ -112,6 +112,18 @@ def job_json(
     }
 
 
+def tries(job: Job, attempts: Sequence[Attempt]) -> str:
+    """The attempt's number, and how many attempts are used since the job was queued or retried.
+
+    Those that went back to the queue have a number and are not counted.
+    """
+    back = sum(each.outcome == "requeued" and each.number > job.attempts_before for each in attempts)
+    used = f"{job.attempt - job.attempts_before - back} of {job.max_attempts}"
+    used += " since the last retry" if job.attempts_before else ""
+    used += f" without {back} that went back to the queue" if back else ""
+    return f"{job.attempt}; {used}" if job.attempts_before or back else used
+
+
 def bad_kinds(job: Job, attempts: Sequence[Attempt]) -> Sequence[BadKind]:
     """The job's bad records by what was wrong with them, as its newest attempt that met some reported them."""
     return next((each.bad_kinds for each in reversed(attempts) if each.bad_kinds and job.records_bad), ())

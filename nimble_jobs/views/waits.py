@@ -24,7 +24,7 @@ def reasons(store: Store, jobs: Sequence[Job], now: float) -> dict[str, str]:
 
     live = client.live_workers(store=store)
     awaited = store.jobs.awaited([job.id for job in queued])
-    busy = busy_workers(store).keys()
+    busy = busy_workers(store).keys() | {worker.id for worker in live if worker.info.get("lent")}
     groups = store.jobs.group_limits(sorted({job.group for job in queued if job.group}))
     return {job.id: _held(job) or _reason(job, awaited.get(job.id, []), groups, live, busy, now) for job in queued}
 

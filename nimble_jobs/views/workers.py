@@ -55,6 +55,7 @@ def _row(worker: WorkerInfo, job: Job | None, health: Health, order: Order, now:
         "device": worker.device,
         "status": _STATUS.get(order.wanted, worker.status),
         "job": job.id if job else None,
+        "lent": worker.info.get("lent"),
         "phase": job.phase if job else None,
         "health": health.state,
         "health_words": health.words or None,

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -20,7 +21,7 @@ from nimble_jobs.patience import Patience
 from nimble_jobs.store import Store
 from nimble_jobs.worker import logs, stacks
 from nimble_jobs.worker.idle import LOOK_S, Idle
-from nimble_jobs.worker.messages import Done, Drain, Ready, Refused, Waits
+from nimble_jobs.worker.messages import Borrows, Done, Drain, Ready, Refused, Waits
 from nimble_jobs.worker.settings import open_impatient, patience_s
 from nimble_jobs.worker.stamps import Stamps
 
@@ -68,6 +69,7 @@ def main(
 
         store = _opened(home, worker, inbox)
         station = (make_station or real_station)(store, worker, device, gpu_memory_bytes)
+        station = replace(station, borrow=lambda count: _tell(link, Borrows(count=count)))
     except NimbleError as error:
         _tell(link, Refused(message=str(error), exit_code=error.exit_code))
         return
@@ -142,7 +144,7 @@ class _Inbox:
                 self._jobs.put(order)
 
 
-def _tell(link: Connection, message: Ready | Refused | Waits | Done) -> None:
+def _tell(link: Connection, message: Ready | Refused | Waits | Borrows | Done) -> None:
     try:
         link.send(message)
     except OSError:  # the supervisor died a moment ago

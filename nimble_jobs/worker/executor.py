@@ -54,6 +54,7 @@ class Station:
     decoders: Decoders | None = None  # processes that decode pictures; without them threads do
     software: Software = field(default_factory=dict)  # what decides over the numbers that it computes
     memory_bytes: int | None = None  # the user's limit, if set: no schedule that needs more is built
+    borrow: Callable[[int], None] | None = None  # asks the worker for so many of its other devices
 
     def close(self) -> None:
         """Free resident models, and end builds and decoders that still run."""
@@ -198,6 +199,7 @@ def _run(job: Job, station: Station, pulse: Pulse, patience: Patience, membershi
         patience=patience,
         membership=membership,
         software=station.software,
+        borrow=station.borrow,
     )
     try:
         # a model's prints must not mix with what commands print

@@ -56,6 +56,7 @@ def run_inline(
             try:
                 station = station or real_station(store, lease.id, job.device, gpu_memory_bytes)
                 _tell_beside(store, job, station.device)
+                _tell_alone(store, job, station.device)
                 execute(
                     job,
                     station,
@@ -95,6 +96,18 @@ def _tell_beside(store: Store, job: Job, device: str) -> None:
             )
             log.warning("%s", text)
             store.jobs.event("beside", text, job.id, job.attempt, now=time.time())
+
+
+def _tell_alone(store: Store, job: Job, device: str) -> None:
+    """An event if the job asks for several devices: of a `run` command it gets one. Trainings start their own ranks."""
+    asked = (job.spec.get("run") or {}).get("gpus", 1)
+    if job.kind == "score" and asked != 1:
+        text = (
+            f"run.gpus: found {asked}, but `nimble-jobs run` scores on one device, {device}; to use several, submit "
+            "the job to workers: nimble-jobs submit, and nimble-jobs worker start --devices all"
+        )
+        log.warning("%s", text)
+        store.jobs.event("alone", text, job.id, job.attempt, now=time.time())
 
 
 def _trace(store: Store, job: Job, station: Station | None) -> None:

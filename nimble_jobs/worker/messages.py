@@ -34,6 +34,13 @@ class Waits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Borrows:
+    """From the child: its job needs so many devices of this worker beside its own, until it ends."""
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Done:
     """From the child: this attempt is over and the store knows how it ended."""
 

@@ -14,7 +14,7 @@ from nimble_jobs.settings import LimitSettings
 from nimble_jobs.store import Store, Wanted, WorkerLease
 from nimble_jobs.worker.charge import Charge
 from nimble_jobs.worker.heed import Heed
-from nimble_jobs.worker.messages import Done, Ready, Refused, Waits
+from nimble_jobs.worker.messages import Borrows, Done, Ready, Refused, Waits
 from nimble_jobs.worker.process import Child
 from nimble_jobs.worker.running import Running
 from nimble_jobs.worker.seat import Seat
@@ -57,6 +57,7 @@ class Post:
         self._claim_at = 0.0
         self._gone = False
         self.was_ready = False  # some child of it could use the device
+        self.lent: str | None = None  # the job of another post that has the device meanwhile
 
     @property
     def id(self) -> str:
@@ -91,6 +92,10 @@ class Post:
 
     def act(self, now: float) -> bool:
         """Do everything that is due now. True if the device takes no more jobs, because it is drained."""
+        if self.lent is not None:  # orders are obeyed once it is back
+            if now >= self._beat_at:
+                self.beat()
+            return False
         self.seat.fill(now)
         if self.heed.restart():
             self._restart(now)
@@ -148,6 +153,8 @@ class Post:
 
     def next_at(self) -> float:
         """When its next step is due, if nothing happens earlier."""
+        if self.lent is not None:
+            return self._beat_at
         if self.child is None:
             return min(self._beat_at, self.seat.start_at)
         if self.running:
@@ -186,6 +193,9 @@ class Post:
                     if self.running:
                         self.running.waits(reason, time.monotonic())
                     self.beat(waits_for=reason)
+                case Borrows(count=count):
+                    if self.running:
+                        self.running.borrow(count, time.monotonic())
                 case Done(job_id=job_id, attempt=attempt, last=last):
                     self.child.leaving_since = time.monotonic() if last or self.child.draining else None
                     if self.charge.done(job_id, attempt):
@@ -209,6 +219,24 @@ class Post:
         """End the child at once if it has a job; the job goes back to the queue with the next `owed.pay`."""
         if self.running and self.child:
             self.charge.give_back(self.child, reason)
+
+    @property
+    def can_lend(self) -> bool:
+        """Whether its device is idle, and meant to work."""
+        return self.lent is None and self.idle and self.heed.wanted is Wanted.RUN
+
+    def lend(self, job: str) -> None:
+        """Let another post's job have the device: no child, and so none of its memory."""
+        log.info("lent to %s", job)
+        self.seat.clear()
+        self._forget_residents()
+        self.lent = job
+        self.beat(status="lent", waits_for=None)
+
+    def take_back(self) -> None:
+        """The device takes jobs again, once it has a child."""
+        self.lent = None
+        self.beat(status="starting")
 
     def leave(self) -> None:
         """Give the device up for good: no child, no lock."""
@@ -236,6 +264,7 @@ class Post:
                 apart=self.charge.apart,
                 wanted=self.heed.wanted,
                 restarts=self.heed.restarted,
+                lent=self.lent,
                 moved_at=running and running.moved_at,
                 stall_s=running and running.stall_s,
                 **news,

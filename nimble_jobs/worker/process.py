@@ -22,7 +22,7 @@ import psutil
 from nimble_jobs.job import Job
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.worker import stamps
-from nimble_jobs.worker.messages import Done, Drain, Ready, Refused, Waits
+from nimble_jobs.worker.messages import Borrows, Done, Drain, Ready, Refused, Waits
 
 log = logging.getLogger(__name__)
 
@@ -103,9 +103,9 @@ class Child:
         self.draining = True
         self._send(Drain())
 
-    def messages(self) -> list[Ready | Refused | Waits | Done]:
+    def messages(self) -> list[Ready | Refused | Waits | Borrows | Done]:
         """Its messages since the last call."""
-        received: list[Ready | Refused | Waits | Done] = []
+        received: list[Ready | Refused | Waits | Borrows | Done] = []
         try:
             while self.link.poll():
                 received.append(self.link.recv())

@@ -37,6 +37,8 @@ class Running:
     still_s: float = 0.0  # how long it has made no progress
     moved_at: float = 0.0  # when the computing thread last made progress
     looked_at: float = 0.0
+    borrows: int = 0  # how many other devices of its worker it asked for
+    borrows_since: float = 0.0
 
     @classmethod
     def begin(cls, job: Job, now: float, *, stall_s: float | None = None) -> Running:
@@ -64,6 +66,10 @@ class Running:
             self.kill_at = min(self.kill_at, now + CANCEL_GRACE_S)
         elif self.job.gpus > 1 and (job.state is not JobState.RUNNING or job.attempt != self.job.attempt):
             self.kill_at = min(self.kill_at, now + CANCEL_GRACE_S)  # others have ended what this member works on
+
+    def borrow(self, count: int, now: float) -> None:
+        """Note how many other devices of its worker it needs."""
+        self.borrows, self.borrows_since = count, self.borrows_since or now
 
     def waits(self, reason: str | None, now: float) -> None:
         """Note that the attempt waits, or goes on."""

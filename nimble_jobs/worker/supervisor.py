@@ -16,6 +16,7 @@ from nimble_jobs.errors import HomeReplaced, LeaseLost, NimbleError, StoreError,
 from nimble_jobs.job import Job
 from nimble_jobs.store import Store, WorkerLease
 from nimble_jobs.worker.duties import Duties, Duty, Together
+from nimble_jobs.worker.lending import lend
 from nimble_jobs.worker.post import Post
 from nimble_jobs.worker.process import Child
 from nimble_jobs.worker.signals import StopSignals
@@ -99,6 +100,7 @@ class Supervisor:
         # Before the duties: an attempt whose end is only not written yet must not look as if nobody ran it.
         self._each(self._posts, lambda post: post.owed.pay())
         self._duties.run(time.time())
+        lend(self._posts)
         drained: list[Post] = []
         self._each(self._posts, lambda post: drained.append(post) if post.act(now) else None)
         return any(self._left(post) for post in drained) or self._idle_for_too_long(now)

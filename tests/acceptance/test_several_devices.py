@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ from worker_processes import Start, ended, noted
 from nimble_jobs import client, control
 from nimble_jobs.job import JobState
 from nimble_jobs.store import Store, Wanted
+from nimble_jobs.views import waits
 from tests import zygote
 from tests.waiting import PATIENCE_S, until
 
@@ -56,6 +58,20 @@ def test_one_that_dies_or_faults_leaves_the_other_at_work(store: Store, start: S
     (tmp_path / "gate").touch()
     (done,) = ended(store, steady)
     assert (done.state, done.attempt) == (JobState.SUCCEEDED, 1)
+    assert len(ready(store, 2)) == 2
+
+
+def test_a_device_is_lent_to_a_job_of_the_other(store: Store, start: Start, tmp_path: Path) -> None:
+    """Its process is gone while that job runs, other jobs wait, and both devices work again after it."""
+    job = submit(store, tmp_path, name="two", do="batches", borrow=1, gate=str(tmp_path / "gate"))
+    worker = start(device="cpu,cpu")
+    until(lambda: "lent" in [what for *_, what in noted(tmp_path, "two")])
+    assert len(children_of(worker)) == 1
+    behind = submit(store, tmp_path, name="behind", do="batches")
+    assert sorted(info.status for info in store.workers.live()) == ["lent", "ready"]
+    assert waits.reasons(store, [store.jobs.get(behind.id)], time.time()) == {behind.id: "all 2 workers are busy"}
+    (tmp_path / "gate").touch()
+    assert [done.state for done in ended(store, job, behind)] == [JobState.SUCCEEDED] * 2
     assert len(ready(store, 2)) == 2
 
 

@@ -67,6 +67,8 @@ def run(context: Any) -> Any:
             parents=True, exist_ok=True
         )
     write("start")
+    if args.get("borrow"):
+        _borrow(context, args["borrow"], write)
     match args["do"]:
         case "hang":
             time.sleep(600)
@@ -86,6 +88,14 @@ def run(context: Any) -> Any:
         case "print":
             print("printed by a model")
     return _batches(context, args, write)
+
+
+def _borrow(context: Any, count: int, write: Callable[[str], None]) -> None:
+    """Get devices of other posts."""
+    while sum(info.info.get("lent") == context.job.id for info in context.store.workers.live()) < count:
+        context.borrow(count)
+        time.sleep(0.02)
+    write("lent")
 
 
 def _stand_still(how: str, write: Callable[[str], None]) -> None:

@@ -88,6 +88,23 @@ def jobs(cli: Cli, spec: Path) -> Iterator[dict[str, str]]:
     lease.release()
 
 
+def test_attempts_that_went_back_to_the_queue_are_not_counted(cli: Cli, spec: Path) -> None:
+    """`show` never says 4 of 3: only tries that failed use up what run.retry allows."""
+    store = cli.store()
+    job = submit(store, spec, "often")
+    with store.workers.hold({"role": "worker"}) as lease:
+        for number in range(1, 5):
+            assert store.jobs.claim(lease.id, device="cpu", now=time.time()) is not None
+            if number < 4:
+                store.jobs.requeue(job.id, number, reason="the worker stops", now=time.time())
+        assert "job.attempt: 4; 1 of 3 without 3 that went back to the queue" in cli("show", job.id).out.splitlines()
+        store.jobs.fail(job.id, 4, error="no such file", retry=False, lost=False, now=time.time())
+        assert cli("retry", job.id).code == 0
+        assert store.jobs.claim(lease.id, device="cpu", now=time.time()) is not None
+        assert "job.attempt: 5; 1 of 3 since the last retry" in cli("show", job.id).out.splitlines()
+    store.close()
+
+
 def test_submit_prints_the_id_and_says_that_no_worker_runs(cli: Cli, spec: Path) -> None:
     """stdout holds the id alone; stderr tells how to start a worker; the job is in the store."""
     answer = cli("submit", spec)

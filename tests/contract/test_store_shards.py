@@ -158,7 +158,8 @@ def test_a_shard_that_fails_again_and_again(store: Store, tolerated: int, result
     if tolerated:
         assert [(claim.index, error) for claim, error in store.shards.failed(lead)] == [(0, "odd")]
     else:
-        assert (found.state, found.error) == (JobState.FAILED, "1 shard failed 3 times, the last time with: odd")
+        why = "1 shard failed 3 times; the first is shard 0 (records 0 to 9): odd"
+        assert (found.state, found.error) == (JobState.FAILED, why)
 
 
 def test_a_shard_whose_members_die_with_their_workers(store: Store) -> None:

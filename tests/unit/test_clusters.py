@@ -38,16 +38,32 @@ JOB = KubernetesJob(
     secret="nimble-jobs",
     user=10001,
 )
-FULL = replace(JOB, namespace="1e5", queue="on", claim="a.b", config_map="null", secret="0x1", mount="/a b/'\"# é")
+FULL = replace(
+    JOB,
+    namespace="1e5",
+    queue="on",
+    claim="a.b",
+    config_map="null",
+    secret="0x1",
+    mount="/a b/'\"# é",
+    shared_cache="s3://b/x",
+)
 ARRAYS = {
     "plain": ARRAY,
     "cpu": replace(ARRAY, workers=replace(WORKERS, gpus=0, count=1)),
-    "full": replace(ARRAY, own_disk=True, partition="gpu,gpu-long", account="team_1", home="/local disk/it's"),
+    "full": replace(
+        ARRAY,
+        own_disk=True,
+        partition="gpu,gpu-long",
+        account="team_1",
+        home="/local disk/it's",
+        shared_cache="/shared/it's here",
+    ),
     "module": replace(ARRAY, program=("/a b/python", "-P", "-m", "nimble_jobs.cli.main")),
 }
 JOBS = {
     "plain": JOB,
-    "cpu": replace(JOB, workers=replace(WORKERS, gpus=0)),
+    "cpu": replace(JOB, workers=replace(WORKERS, gpus=0), shared_cache="off"),
     "full": FULL,
 }
 POD = ("spec", "template", "spec")
@@ -224,6 +240,8 @@ def test_what_kubernetes_is_asked_for() -> None:
         "PGPASSWORD": {"secretKeyRef": {"name": "0x1", "key": "PGPASSWORD"}},
     }
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "15259Mi"}} in pod["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
     assert "nvidia.com/gpu" not in JOBS["cpu"].text()
     assert "suspend" not in JOB.text()
 
@@ -233,10 +251,11 @@ PLACES: dict[str, tuple[str | int, ...]] = {
     "namespace": ("metadata", "namespace"),
     "queue": ("metadata", "labels", "kueue.x-k8s.io/queue-name"),
     "image": (*POD, "containers", 0, "image"),
-    "mount": (*POD, "containers", 0, "volumeMounts", 2, "mountPath"),
+    "mount": (*POD, "containers", 0, "volumeMounts", 3, "mountPath"),
     "config_map": (*POD, "containers", 0, "env", 4, "valueFrom", "configMapKeyRef", "name"),
     "secret": (*POD, "containers", 0, "env", 5, "valueFrom", "secretKeyRef", "name"),
-    "claim": (*POD, "volumes", 2, "persistentVolumeClaim", "claimName"),
+    "claim": (*POD, "volumes", 3, "persistentVolumeClaim", "claimName"),
+    "shared_cache": (*POD, "containers", 0, "env", 6, "value"),
 }
 
 
@@ -252,6 +271,7 @@ def put(tree: Any, place: Sequence[str | int], value: str) -> Any:
 @example(text="on", field="namespace")
 @example(text="1e5", field="name")
 @example(text="/x: y # z", field="mount")
+@example(text="/x/$(HOME): $y # z", field="shared_cache")
 @example(text="a/b@sha256:" + "0" * 64, field="image")
 def test_manifests_quote_or_refuse(text: str, field: str) -> None:
     """A value is refused, or is read back as the same text in its place, and nothing else changes."""
@@ -260,7 +280,9 @@ def test_manifests_quote_or_refuse(text: str, field: str) -> None:
         assert message.startswith(f"--{field.replace('_', '-')}: found ")
         return
     expected = FULL.manifest()
-    put(expected, PLACES[field], text)
+    if (field, text) == ("shared_cache", "off"):
+        return
+    put(expected, PLACES[field], text.replace("$", "$$") if field == "shared_cache" else text)
     assert yaml.safe_load(make().text()) == expected
     kubernetes_validate.validate(expected, VERSIONS[-1], strict=True)
 
@@ -303,11 +325,18 @@ def test_numbers_out_of_range_are_refused(change: dict[str, Any], message: str) 
         ),
         (lambda: replace(ARRAY, own_disk=True, home="scratch"), "--node-home: found 'scratch'; expected an absolute"),
         (lambda: replace(ARRAY, partition="a b"), "--partition: found 'a b'; expected a name of letters"),
-        (lambda: replace(JOB, mount="/tmp/x"), "--mount: found /tmp/x; expected another folder than /, /state, /tmp"),
+        (
+            lambda: replace(JOB, mount="/tmp/x"),
+            "--mount: found /tmp/x; expected another folder than /, /state, /tmp, /dev",
+        ),
         (lambda: replace(JOB, mount="/a:b"), "--mount: found /a:b; expected another folder than"),
         (lambda: replace(JOB, mount="/"), "--mount: found /; expected another folder than"),
         (lambda: replace(JOB, name="a" * 62), "--name: found aaa"),
         (lambda: replace(JOB, image="Team/x"), "--image: found 'Team/x'; expected a container image such as HOST/"),
+        (
+            lambda: replace(JOB, shared_cache="s3://u:p@b/x"),
+            "--shared-cache: found a user or a password in the address",
+        ),
         (lambda: replace(JOB, user=0), "--user-id: found 0; expected a whole number from 1 to 2147483647"),
     ],
 )

@@ -242,7 +242,9 @@ def test_fork(database: Database) -> None:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("nonsense", "expected a SQLAlchemy URL"),
+        ("nonsense", "NIMBLE_JOBS_DB: found 'nonsense'; expected a SQLAlchemy URL"),
+        ("user:secret@host/db", "found an address without ://; expected a SQLAlchemy URL"),
+        ("host=h password=secret", "found an address without ://; expected a SQLAlchemy URL"),
         ("nosuch://user:secret@x/y", "found nosuch://; expected a SQLAlchemy URL"),
         (
             "postgresql://user:secret@host/db",

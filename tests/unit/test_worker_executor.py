@@ -41,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def submit(store: Store, tmp_path: Path) -> Claim:
-    def begin(*, foreground: bool = False, after: Sequence[str] = ()) -> Job:
+    def begin(*, foreground: bool = False, after: Sequence[str] = (), gpus: str | int = 1) -> Job:
         spec = {
             "version": 1,
             "name": "n",
@@ -49,6 +49,7 @@ def submit(store: Store, tmp_path: Path) -> Claim:
             "model": {"source": "torchvision:resnet18"},
             "input": {"source": str(tmp_path / "x.npy"), "format": "npy"},
             "output": {"path": str(tmp_path / "out")},
+            "run": {"gpus": gpus},
         }
         resolved = specs.dump(specs.restore(spec))
         return queued(
@@ -281,6 +282,17 @@ def test_inline_says_that_a_worker_has_its_gpu(store: Store, submit: Claim) -> N
         run_inline(store, other.id, station=station(store, lambda _: Outcome()))
     (said,) = [event.message for event in store.jobs.events() if event.kind == "beside"]
     assert said.startswith(f"worker {worker.id} has cuda:0 too: both share its memory and its time")
+
+
+@pytest.mark.parametrize("gpus", ["all", 3])
+def test_inline_says_that_it_uses_one_device(store: Store, submit: Claim, gpus: str | int) -> None:
+    """Other devices are for workers. A job that asks for one hears nothing."""
+    several = submit(foreground=True, gpus=gpus)
+    assert run_inline(store, several.id, station=station(store, lambda _: Outcome())).state is JobState.SUCCEEDED
+    run_inline(store, submit(foreground=True).id, station=station(store, lambda _: Outcome()))
+    (said,) = [event for event in store.jobs.events() if event.kind == "alone"]
+    assert said.job_id == several.id
+    assert said.message.startswith(f"run.gpus: found {gpus}, but `nimble-jobs run` scores on one device, cpu; to use")
 
 
 def test_inline_does_not_wait_for_other_jobs(store: Store, submit: Claim) -> None:

@@ -129,6 +129,14 @@ export class Job {
     return section("Events", h("ol", { class: "events", tabindex: "0", "aria-label": "Events, the newest first" }, this.events.toReversed().map(line)));
   }
 
+  // Attempts that went back to the queue have a number, but do not count as tries.
+  tries() {
+    const { job } = this;
+    const back = (job.attempts ?? []).filter((each) => each.outcome === "requeued" && each.number > job.attempts_before).length;
+    const total = `${job.attempt} of ${job.max_attempts + job.attempts_before + back}`;
+    return back ? `${total}, ${back} of which went back to the queue` : total;
+  }
+
   about() {
     const { job } = this;
     const spec = job.spec;
@@ -143,7 +151,7 @@ export class Job {
         ["Started", job.started_at ? moment(job.started_at) : null],
         ["Ended", job.finished_at ? moment(job.finished_at) : null],
         [FINAL.includes(job.state) ? "Took" : "So far", job.elapsed_s === null ? null : duration(job.elapsed_s)],
-        ["Attempt", job.attempt ? `${job.attempt} of ${job.max_attempts + job.attempts_before}` : null],
+        ["Attempt", job.attempt ? this.tries() : null],
         ["Priority", job.priority ? String(job.priority) : null],
         ["Group", job.group],
         ["Waits for", job.after.length ? job.after.map((id) => [jobLink(id), " "]) : null],
