@@ -143,6 +143,11 @@ class Workers:
         """Whether this is a worker of this state folder, so that its process id means something here."""
         return self._leases is None or self._is_here(info.info["boot"], info.info["folder"])
 
+    def known(self, worker_id: str) -> bool:
+        """Whether this worker was of this folder, which remembers the last one of each lock."""
+        slot = _slot(worker_id)
+        return slot is not None and (self._read_info(slot) or {}).get("id") == worker_id
+
     def alive(self, worker_id: str) -> bool:
         """Whether this worker is alive. If its info file cannot be read, the holder of a lock counts as alive."""
         if self._leases is not None:
