@@ -134,7 +134,7 @@ def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:
     import shutil
 
     from nimble_jobs import client
-    from nimble_jobs.store.health import health_of
+    from nimble_jobs.store.health import elsewhere_on, health_of
 
     try:
         home = options.home(ctx)
@@ -170,7 +170,8 @@ def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:
             for found in (health_of(worker, home) for worker in workers):
                 if found.state is not None:
                     yield Finding(name="worker", detail=found.words, status="problem" if found.broken else "note")
-            yield Finding(name="workers", detail=", ".join(f"{w.id} on {w.device}" for w in workers) or "none running")
+            named = (f"{w.id} on {w.device}" + (f" of {elsewhere_on(w)}" if elsewhere_on(w) else "") for w in workers)
+            yield Finding(name="workers", detail=", ".join(named) or "none running")
     except NimbleError as e:
         yield Finding(name="home", detail=str(e), status="problem")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +26,7 @@ app = typer.Typer(name="worker", help="Start, list and control the processes tha
 KEYS = {
     "id": Kind.TEXT,
     "pid": Kind.NUMBER,
+    "host": Kind.TEXT,
     "device": Kind.TEXT,
     "status": Kind.TEXT,
     "job": Kind.TEXT,
@@ -50,6 +53,9 @@ COLUMNS = (
     Column(header="RESIDENT", cell=lambda row: str(len(row["residents"])), justify="right", from_width=100),
     Column(header="UP", cell=lambda row: figures.duration(row["up_s"]), justify="right"),
 )
+_HOST = Column(header="HOST", cell=lambda row: _short(row["host"]), flexible=True, gives_first=True)
+# With hosts, from which width other columns still have room.
+_WITH_HOST = {"PID": 100, "PHASE": 120, "RESIDENT": 120}
 
 
 @app.command()
@@ -198,7 +204,7 @@ def ls(
     if problem is not None:
         output.note(f"config.yaml is not valid; workers keep the previous values:\n{problem}")
     empty = f"no worker is running; {waits.START}"
-    print_rows(rows, COLUMNS, id_key="id", json=json, quiet=quiet, empty=empty)
+    print_rows(rows, columns_of(rows), id_key="id", json=json, quiet=quiet, empty=empty)
 
 
 @app.command()
@@ -234,6 +240,19 @@ def stop(
         output.note(f"worker {worker.id} (process {worker.pid}, {worker.device}): asked to stop{too}")
     client.stop_workers([worker.id for worker in leaving], home=home, timeout_s=timeout_s)
     output.note("stopped")
+
+
+def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
+    """The columns of `worker ls`, with the host if several machines may share the database."""
+    if not any(row["host"] for row in rows):
+        return COLUMNS
+    first, *rest = (replace(each, from_width=_WITH_HOST.get(each.header, each.from_width)) for each in COLUMNS)
+    return (first, _HOST, *rest)
+
+
+def _short(host: str | None) -> str:
+    """A host's name without its domain."""
+    return (host or "-").partition(".")[0]
 
 
 def _progress(row: Row) -> str:

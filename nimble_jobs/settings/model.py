@@ -117,7 +117,8 @@ class Settings(Frozen):
     )
     database: DatabaseAddress | None = Field(
         default=None,
-        description="Database that several state folders share, without a password; null: a SQLite file in the folder.",
+        description="PostgreSQL database that several state folders share, or a SQLite file of this one, without a "
+        "password; null: a file in the folder.",
     )
     limits: LimitSettings = Field(default=LimitSettings(), description="Time limits.")
     queue: QueueSettings = Field(default=QueueSettings(), description="The order in which jobs run.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store.database import FileId, file_id
 from nimble_jobs.store.home import DATABASE
+from nimble_jobs.store.leases import LEASE_S, boot_id
 from nimble_jobs.store.records import WorkerInfo
 
 QUIET_S = 20.0  # a worker gives a sign of life every five seconds
@@ -35,13 +37,23 @@ def health_of(worker: WorkerInfo, home: Path) -> Health:
     """Judged by the worker's info file, a clock that cannot be set, and the files of the state folder."""
     now = time.monotonic()
     seen_s, progress_s = _since(worker, "seen_at", now), _since(worker, "moved_at", now)
+    left_s = worker.info.get("lease_left_s")  # of a worker of another machine, whose clock says nothing here
+    if isinstance(left_s, int | float):
+        seen_s = max(0.0, LEASE_S - left_s)
 
     def health(state: str | None, words: str = "") -> Health:
         return Health(seen_s=seen_s, progress_s=progress_s, state=state, words=words)
 
-    name = f"worker {worker.id} (process {worker.pid})"
+    elsewhere = elsewhere_on(worker)
+    name = f"worker {worker.id} (process {worker.pid}{elsewhere and f' on {elsewhere}'})"
     if seen_s is not None and seen_s > QUIET_S:
         how = "it is stopped or stuck; continue it (kill -CONT) or end it (kill -KILL); its job is not lost"
+        if elsewhere:
+            how = (
+                f"it is stopped, cut off or dead, which shows once its lease ends, {_rounded(LEASE_S)} after the last "
+                f"sign; if its process is still there, continue it (kill -CONT) or end it (kill -KILL) on {elsewhere}; "
+                "its job is not lost"
+            )
         return health("stuck", f"{name} has given no sign of life for {_rounded(seen_s)}: {how}")
     if _deaf(worker, home):
         how = "stop it and start another; its job is not lost"
@@ -55,6 +67,13 @@ def health_of(worker: WorkerInfo, home: Path) -> Health:
         end = f"; its worker will end it after {_rounded(stall_s)} (run.stall)" if stall_s else ""
         return health("still", f"{name} runs job {job}, which has made no progress for {_rounded(progress_s)}{end}")
     return health(None)
+
+
+def elsewhere_on(worker: WorkerInfo) -> str:
+    """The host of a worker that runs on another one, where its process id means something; otherwise empty."""
+    host = str(worker.info.get("host") or "")
+    here = (host, worker.info.get("boot")) == (socket.gethostname(), boot_id())
+    return "" if here else host
 
 
 def _deaf(worker: WorkerInfo, home: Path) -> bool:

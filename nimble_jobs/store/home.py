@@ -16,6 +16,7 @@ from nimble_jobs.whole import write_whole
 
 DATABASE = "nimble-jobs.db"
 MARKER = "home.json"  # marks a folder with a complete database
+NAMED = "folder.json"  # the id of a folder whose database is elsewhere
 FORMAT = 1
 _FOLDERS = ("artifacts", "builds", "logs", "workers")
 
@@ -93,8 +94,28 @@ def mark(home: Path) -> None:
     """Write the marker durably once the database is complete. A marker from another process stays."""
     with exclusive(home / "builds" / "home.lock", poll_s=0.01):
         if not initialised(home):
-            marker = {"format": FORMAT, "created_at": time.time(), "id": secrets.token_hex(8)}
+            given = folder_id(home) or secrets.token_hex(8)
+            marker = {"format": FORMAT, "created_at": time.time(), "id": given}
             write_whole(home / MARKER, json.dumps(marker).encode())
+
+
+def folder_id(home: Path) -> str | None:
+    """The id of this state folder, wherever its database is; None if it has none yet. Raises StoreError."""
+    try:
+        return str(json.loads((home / NAMED).read_text())["id"])
+    except FileNotFoundError:
+        return identity(home)
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise StoreError(f"{home / NAMED}: cannot be read ({e}); expected {{'id': ID}}") from e
+
+
+def named(home: Path) -> str:
+    """The folder's id, which a folder without a database of its own gets here. Raises StoreError."""
+    with exclusive(home / "builds" / "home.lock", poll_s=0.01):
+        known = folder_id(home) or secrets.token_hex(8)
+        if not (home / NAMED).exists():
+            write_whole(home / NAMED, json.dumps({"id": known}).encode())
+    return known
 
 
 def vouch(home: Path, known: str | None) -> None:

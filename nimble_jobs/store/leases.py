@@ -51,6 +51,7 @@ class Holder:
     boot: str
     folder: str
     info: dict[str, Any]
+    left_s: float | None = None  # for how long the lease runs; None if that was not asked for
 
 
 def clock_s() -> float:
@@ -147,8 +148,9 @@ class Leases:
 
     def holders(self) -> list[Holder]:
         """The workers whose leases run."""
-        query = select(WorkerRow).where(WorkerRow.lease_until > _NOW).order_by(WorkerRow.id)
-        return self._shared.read(lambda session: [_holder(row) for row in session.scalars(query)])
+        running = WorkerRow.lease_until > _NOW
+        query = select(WorkerRow, WorkerRow.lease_until - _NOW).where(running).order_by(WorkerRow.id)
+        return self._shared.read(lambda session: [_holder(row, left_s) for row, left_s in session.execute(query)])
 
     def holder(self, worker: str, *, ended: bool = False) -> Holder | None:
         """The worker, if its lease runs, or even if it has `ended`."""
@@ -260,10 +262,10 @@ class Watch:
         return LEASE_S
 
 
-def _holder(row: WorkerRow) -> Holder:
+def _holder(row: WorkerRow, left_s: float | None = None) -> Holder:
     try:
         info = json.loads(row.info)
     except ValueError:
         info = None
     known = info if isinstance(info, dict) else {}
-    return Holder(id=row.id, host=row.host, boot=row.boot, folder=row.folder, info=known)
+    return Holder(id=row.id, host=row.host, boot=row.boot, folder=row.folder, info=known, left_s=left_s)

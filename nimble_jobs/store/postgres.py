@@ -88,7 +88,7 @@ def check_url(text: str, source: str) -> None:
         found = f"{parts.scheme}://" if "://" in text else plain
         raise StoreError(
             f"{source}: found {found}; expected a SQLAlchemy URL such as {DRIVER}://USER@HOST/DATABASE or "
-            "sqlite:////absolute/path.db"
+            "sqlite:////absolute/path.db, which belongs to one state folder"
         )
     if parts.netloc.count("@") > 1 or (parts.username is None and "@" in parts.path):
         raise StoreError(f"{source}: the address has several @; write %40 for an @ in the password, and %2F for a /")

@@ -13,7 +13,7 @@ from typing import Self
 from nimble_jobs.errors import StoreError
 from nimble_jobs.job import Job
 from nimble_jobs.patience import Lent, Patience
-from nimble_jobs.store import cap
+from nimble_jobs.store import cap, owner
 from nimble_jobs.store import home as home_module
 from nimble_jobs.store.check import problems_of
 from nimble_jobs.store.contents import Contents
@@ -34,7 +34,7 @@ class Store(Contents):
 
     @property
     def is_shared(self) -> bool:
-        """Whether other state folders may use the same database."""
+        """Whether other state folders may use the same database: a SQLite file belongs to one."""
         return not self._database.is_sqlite
 
     def patient(self, patience: Patience) -> AbstractContextManager[None]:
@@ -151,7 +151,9 @@ def _open(home: Path, url: str | None, source: str, *, busy_timeout_s: float, pa
     known: str | None = None
 
     def vouch() -> None:
-        home_module.vouch(home, known)
+        if url is None:
+            home_module.vouch(home, known)
+        owner.refuse_other_file(Path(database.name), home)
 
     patience = Lent()
     database = Database(
@@ -159,15 +161,18 @@ def _open(home: Path, url: str | None, source: str, *, busy_timeout_s: float, pa
         busy_timeout_s=busy_timeout_s,
         patience_s=patience_s,
         patience=patience,
-        vouch=vouch if url is None else lambda: None,
+        vouch=vouch,
         source=source,
     )
     try:
+        new = database.is_sqlite and owner.refuse_others(database, home)
         database.migrate()
         if url is None:
             if not home_module.initialised(home):
                 home_module.mark(home)
             known = home_module.identity(home)
+        if new:
+            owner.take(database, home)
     except BaseException:
         database.close()
         raise

@@ -143,6 +143,11 @@ class Workers:
         """Whether this is a worker of this state folder, so that its process id means something here."""
         return self._leases is None or self._is_here(info.info["boot"], info.info["folder"])
 
+    def known(self, worker_id: str) -> bool:
+        """Whether this worker was of this folder, which remembers the last one of each lock."""
+        slot = _slot(worker_id)
+        return slot is not None and (self._read_info(slot) or {}).get("id") == worker_id
+
     def alive(self, worker_id: str) -> bool:
         """Whether this worker is alive. If its info file cannot be read, the holder of a lock counts as alive."""
         if self._leases is not None:
@@ -224,10 +229,13 @@ class Workers:
         assert self._leases is not None
         for holder in self._leases.holders():
             if not self._died_here(holder):
+                there: dict[str, Any] = {"host": holder.host, "boot": holder.boot, "folder": holder.folder}
                 # Times of another boot's clock mean nothing here.
                 other = () if holder.boot == boot_id() else ("seen_at", "moved_at")
                 known = {name: value for name, value in holder.info.items() if name not in other}
-                yield _told(holder.id, known | {"host": holder.host, "boot": holder.boot, "folder": holder.folder})
+                if other:
+                    there["lease_left_s"] = holder.left_s
+                yield _told(holder.id, known | there)
 
     def _died_here(self, holder: Holder) -> bool:
         """Whether it was a worker of this folder, on this machine, whose lock is free: its lease only has to end."""

@@ -52,6 +52,7 @@ def _row(worker: WorkerInfo, job: Job | None, health: Health, order: Order, now:
     return {
         "id": worker.id,
         "pid": worker.pid or None,
+        "host": worker.info.get("host"),
         "device": worker.device,
         "status": _STATUS.get(order.wanted, worker.status),
         "job": job.id if job else None,

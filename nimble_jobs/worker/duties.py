@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from nimble_jobs.errors import HomeReplaced, LeaseLost, StoreError
+from nimble_jobs.errors import HomeReplaced, LeaseLost, StoreError, StoreTrouble
 from nimble_jobs.patience import passes
 from nimble_jobs.worker.owed import Owed
 
@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0  # wait before a failed duty is retried; it doubles with each failure in a row
 LONGEST_S = 600.0
+SLOW_S = 1.0  # a duty that fails after such a wait for the store is the last one for now
 
 Record = Callable[[str, str], object]  # takes a duty's name and its error, and records both for users to see
 
@@ -100,12 +101,15 @@ class Duties:
                 return
             if self._monotonic() < self._again_at.get(duty.name, 0.0) or not every.due(now):
                 continue
+            began = self._monotonic()
             try:
                 more = duty.run(now)
             except (HomeReplaced, LeaseLost):
                 raise
             except Exception as error:  # noqa: BLE001  # whatever a duty meets, the worker's jobs go on
                 self._failed(duty.name, error)
+                if isinstance(error, StoreTrouble) and self._monotonic() - began >= SLOW_S:
+                    return  # a server that does not answer: each of the others would wait as long
             else:
                 if not more:
                     every.done(now)

@@ -46,8 +46,8 @@ def run(
 
     Each of `devices` gets a child process, and a lock and an id of its own. `gpu_memory_bytes` is for each. After a
     signal or `max_time_s`, running jobs have `grace_s`, by default limits.grace, to reach a safe point. Raises
-    SettingsError, UsageError if a device does not exist, StoreError if the state folder cannot be used, HomeReplaced if
-    another folder took its place, NimbleError if no child process gets ready.
+    SettingsError, UsageError if a device does not exist, StoreError if the state folder cannot be used, also for
+    `max_idle_s` without a job, HomeReplaced if another folder took its place, NimbleError if no child gets ready.
     """
 
     def body(store: Store, leases: Sequence[WorkerLease], signals: StopSignals) -> bool:

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, wait
 
 from nimble_jobs.errors import HomeReplaced, LeaseLost, NimbleError, StoreError, UsageError
 from nimble_jobs.job import Job
+from nimble_jobs.spec.units import format_duration
 from nimble_jobs.store import Store, WorkerLease
 from nimble_jobs.worker.duties import Duties, Duty, Together
 from nimble_jobs.worker.lending import lend
@@ -164,6 +165,18 @@ class Supervisor:
         log.info("idle for %.0f s", idle_s)
         return True
 
+    def _leave_a_dead_store(self, error: StoreError, now: float) -> None:
+        """Without a store there is no work: raises StoreError after `max_idle_s` of that, unless a job is running."""
+        if self._max_idle_s is None or any(post.running for post in self._posts):
+            return
+        idle_s = now - max(post.idle_since for post in self._posts)
+        if min(idle_s, self._trouble.lasted_s(now)) >= self._max_idle_s:
+            limit = format_duration(self._max_idle_s)
+            # No StoreTrouble, and no cause that is one: nobody is to wait for it any longer.
+            raise StoreError(
+                f"no work for {limit} (--max-idle), because the store cannot be used; the worker ends: {error}"
+            ) from None
+
     def _drain(self) -> None:
         """Let running jobs reach a safe point, but not beyond the grace period or a second signal."""
         self._beat(status="draining")
@@ -217,6 +230,7 @@ class Supervisor:
     def _endure(self, error: StoreError) -> None:
         """Keep running jobs going and retry in a second. Raises the error if it has lasted too long."""
         self._trouble.met(error)
+        self._leave_a_dead_store(error, time.monotonic())
         self._beat(trouble=str(error))
         self._trusted_at = time.monotonic() + 1.0
         for post in self._posts:

@@ -36,6 +36,10 @@ class Trouble:
             self._told = True
             log.error("waiting until this works again, for at most %s: %s", format_duration(limit_s), error)
 
+    def lasted_s(self, now: float) -> float:
+        """For how long the store has been broken; 0 if it works."""
+        return 0.0 if self._since is None else max(0.0, now - self._since)
+
     def over(self) -> bool:
         """The store works. True if it did not before."""
         since, self._since = self._since, None

@@ -5,10 +5,14 @@ is stopped for longer than that.
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import psutil
@@ -52,9 +56,9 @@ run: {retry: {initial: 0s}}
 """
 
 
-def worker(home: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(home), "--device", "cpu"]
-    return prefork.start(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def worker(home: Path, *options: str, log: int | IO[bytes] = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "nimble_jobs.worker", "--home", str(home), "--device", "cpu", *options]
+    return prefork.start(command, stdout=subprocess.DEVNULL, stderr=log)
 
 
 def child_of(process: subprocess.Popen[bytes]) -> psutil.Process:
@@ -145,11 +149,11 @@ def test_the_database_is_away_for_longer_than_a_lease(
 ) -> None:
     """Supervisor and child wait for it. Then the lease is renewed, and they go on with the same attempt."""
     cut = tmp_path / "cut"
-    socket = Path(str(make_url(url).query["host"]))
-    cut.symlink_to(socket)
+    place = Path(str(make_url(url).query["host"]))
+    cut.symlink_to(place)
     with open_store(resolve(str(tmp_path / "one")), url) as store:
         slow = client.submit(job, store=store, allow_python=[tmp_path])
-        monkeypatch.setenv("NIMBLE_JOBS_DB", url.replace(str(socket), str(cut)) + "&application_name=cut-off")
+        monkeypatch.setenv("NIMBLE_JOBS_DB", url.replace(str(place), str(cut)) + "&application_name=cut-off")
         started.append(process := worker(store.home))
         until(lambda: store.jobs.get(slow.id).records_done >= 8)
         (first,) = ids(store)
@@ -159,7 +163,7 @@ def test_the_database_is_away_for_longer_than_a_lease(
         assert store._database.read(lambda session: session.execute(text(end)).scalar())
         pass_time(store)
         assert not store.workers.alive(first)
-        cut.symlink_to(socket)
+        cut.symlink_to(place)
         until(lambda: store.workers.alive(first))
         (tmp_path / "go").touch()
         (ended,) = client.wait([slow.id], store=store, timeout_s=PATIENCE_S)
@@ -209,3 +213,35 @@ def test_a_member_of_another_folder_is_killed(
         assert sum(member.records_done for member in store.shards.members(slow.id)) == 200
         assert store.check() == []
     check_output(tmp_path)
+
+
+@pytest.mark.parametrize("way", ["refused", "silent"])
+def test_an_idle_worker_leaves_a_server_that_vanished(
+    url: str, job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """After `--max-idle` without it, with an exit code and a message that say so, but not before its job has ended."""
+    cut, log, place = tmp_path / "cut", tmp_path / "worker.log", Path(str(make_url(url).query["host"]))
+    cut.symlink_to(place)
+    cut_off = url.replace(str(place), str(cut)) + "&application_name=cut-off&connect_timeout=2"
+    with open_store(resolve(str(tmp_path / "one")), url) as store, ExitStack() as held:
+        slow = client.submit(job, store=store, allow_python=[tmp_path])
+        monkeypatch.setenv("NIMBLE_JOBS_DB", cut_off)
+        process = worker(store.home, "--max-idle-s", "2", log=held.enter_context(log.open("wb")))
+        until(lambda: store.jobs.get(slow.id).records_done >= 8)
+        cut.unlink()
+        if way == "silent":  # it takes connections, and says nothing
+            cut.mkdir()
+            listener = held.enter_context(socket.socket(socket.AF_UNIX))
+            (name,) = (path.name for path in place.glob(".s.PGSQL.*") if path.suffix != ".lock")
+            listener.bind(str(cut / name))
+            listener.listen(100)
+        end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE application_name = 'cut-off'"
+        store._database.read(lambda session: session.execute(text(end)).scalar())
+        until(lambda: "waiting until this works again" in log.read_text())
+        time.sleep(3.0)
+        assert process.poll() is None  # it has a job
+        child_of(process).kill()
+        assert process.wait(PATIENCE_S) == 1
+        told = log.read_text()
+        assert "no work for 2s (--max-idle), because the store cannot be used; the worker ends: " in told
+        assert "Traceback" not in told

@@ -291,14 +291,14 @@ def test_where_a_bad_url_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_url_from_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NIMBLE_JOBS_DB names the database; the state folder then has none."""
+    """NIMBLE_JOBS_DB names the database; the state folder then has none, only the id by which the file knows it."""
     monkeypatch.setenv("NIMBLE_JOBS_DB", f"sqlite:///{tmp_path / 'elsewhere.db'}")
     home = resolve(str(tmp_path / "home"))
     with open_store(home) as store:
         job = submit(store)
     with open_store(home) as store:
         assert store.jobs.get(job.id) == job
-    assert sorted(path.name for path in home.iterdir()) == ["artifacts", "builds", "logs", "workers"]
+    assert sorted(path.name for path in home.iterdir()) == ["artifacts", "builds", "folder.json", "logs", "workers"]
 
 
 def test_light_imports(tmp_path: Path) -> None:

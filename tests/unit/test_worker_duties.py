@@ -90,3 +90,20 @@ def test_a_process_that_leaves_begins_no_further_duty() -> None:
     duties = Duties([first, second], record=lambda *_: None, leaves=lambda: bool(first.runs))
     duties.run(0.0)
     assert (first.runs, second.runs) == ([0.0], [])
+
+
+def test_a_server_that_does_not_answer_is_asked_once() -> None:
+    """Each duty would wait as long, and the worker handles no signal meanwhile. The others come at the next call."""
+    clock = Clock()
+
+    class Slow(Scripted):
+        def run(self, now: float) -> None:
+            clock.now += 10.0
+            super().run(now)
+
+    first, second = Slow("recover", StoreTrouble("no answer")), Scripted("fire")
+    duties = Duties([first, second], record=lambda *_: None, monotonic=clock)
+    duties.run(0.0)
+    assert (first.runs, second.runs) == ([0.0], [])
+    duties.run(1.0)
+    assert (first.runs, second.runs) == ([0.0], [1.0])

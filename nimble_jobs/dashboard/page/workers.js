@@ -63,7 +63,7 @@ export class Workers {
         this.job(row),
         facts([
           ["Device", row.device],
-          ["Up", h("span", {}, `${duration(row.up_s)}, process ${row.pid}`)],
+          ["Up", h("span", {}, `${duration(row.up_s)}, process ${row.pid}${row.host ? ` on ${visible(row.host)}` : ""}`)],
           ["Last progress", row.progress_s === null ? null : row.progress_s < 1 ? "now" : `${duration(row.progress_s)} ago`],
           ["On its device", row.resident_bytes ? size(row.resident_bytes) : null],
           ["Memory", row.host_memory_bytes ? `${size(row.host_memory_bytes)} of the host` : null],
