@@ -54,6 +54,8 @@ _LATE = (
 )
 _MANY = 1000
 MANY = "many"  # an argument
+# Words of processes that may start others with torch: workers, what waits for one, their children, and those of xdist.
+_PARENTS = ("worker", "--wait", zygote.SPAWNED, "exec(eval(")
 _LEASE_S = "NIMBLE_JOBS_LEASE_S"  # read by a module as it is imported
 
 
@@ -240,7 +242,7 @@ def _become(request: dict[str, Any], files: list[int]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _set_apart(environment)
 
-    if any("worker" in word or word == "--wait" for word in words) and (spawned := zygote.keep()):
+    if any(sign in word for word in words for sign in _PARENTS) and (spawned := zygote.keep()):
         _become(*spawned)
         return
     if safe_path := words[0] == "-P":

@@ -10,10 +10,12 @@ import sys
 import tempfile
 import time
 import urllib.request
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from tests import prefork
 from tests.postgres import SUITE
 
 SECRET = "wJalrXUtnFEMIsecretEXAMPLEKEY"
@@ -50,4 +52,17 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    if not os.environ.get(prefork.COLD):
+        _share_descriptions()
     return name
+
+
+@cache
+def _share_descriptions() -> None:
+    """Let this process read botocore's descriptions of S3 once, 6 MB of objects, instead of for each of its clients.
+
+    That is most of what a client costs. Clients of one session share them as well.
+    """
+    from botocore import session
+
+    session.create_loader = cache(session.create_loader)

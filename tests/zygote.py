@@ -6,7 +6,9 @@ is a child of the worker like any other, with a process id, group, environment, 
 `spawn` gives them: the zygote forks it through a process that ends at once, and the kernel hands orphans to the worker
 while this is its subreaper.
 
-A command that starts a worker, with `os.posix_spawn`, keeps one too, and has the worker forked from it.
+A command that starts a worker, with `os.posix_spawn`, keeps one too, and has the worker forked from it. So do a
+worker's children and the processes that run tests: a training in them starts the processes of its other ranks with
+`subprocess`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing import util
@@ -31,7 +35,9 @@ from tests import signals
 
 SPAWNED = "spawn_main"  # a word in the command of a process that `spawn` starts, or the name of one that was forked
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
+FOLLOWER = "follower"  # the name of a process of another rank that was forked
 _WORKER = [sys.executable, "-P", "-m", "nimble_jobs.worker"]  # how the command of a worker begins
+_RANK = [sys.executable, "-m", "nimble_jobs.workloads.training.follower"]  # how the command of another rank begins
 _HIGH = 512  # file descriptors from here on are not in use
 _LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 
@@ -60,7 +66,8 @@ def keep() -> tuple[dict[str, Any], list[int]] | None:
         mine.close()
         return _serve(other, parent)
     other.close()
-    python_path, cold, cold_spawn = os.environ.get("PYTHONPATH"), util.spawnv_passfds, os.posix_spawn
+    python_path, asking = os.environ.get("PYTHONPATH"), threading.Lock()
+    cold, cold_spawn, cold_exec = util.spawnv_passfds, os.posix_spawn, subprocess._fork_exec  # type: ignore[attr-defined]
 
     def fork(standard: Sequence[int], files: Sequence[int] = (), **given: Any) -> int:
         request = {
@@ -70,12 +77,13 @@ def keep() -> tuple[dict[str, Any], list[int]] | None:
             "ignored": signals.ignored(),
             **given,
         }
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        try:
-            socket.send_fds(mine, [json.dumps(request).encode()], [*standard, *files])
-            return int(mine.recv(32))
-        finally:
-            _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        with asking:
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            try:
+                socket.send_fds(mine, [json.dumps(request).encode()], [*standard, *files])
+                return int(mine.recv(32))
+            finally:
+                _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
     def start(path: bytes, words: Sequence[str | bytes], files: Sequence[int]) -> int:
         command = [os.fsdecode(word) for word in words]
@@ -102,6 +110,18 @@ def keep() -> tuple[dict[str, Any], list[int]] | None:
                 standard[number] = file
             return fork(standard, words=list(words[1:]), environment=dict(environment), setsid=setsid)
 
+    def execute(words: Sequence[str | bytes], *given: Any) -> int:
+        command = [os.fsdecode(word) for word in words]
+        if command[: len(_RANK)] != _RANK or os.environ.get("PYTHONPATH") != python_path:
+            return int(cold_exec(words, *given))
+        kept, folder, environment, stdin, stdout, stderr, fails = (given[at] for at in (2, 3, 4, 5, 8, 10, 12))
+        assert folder is None
+        assert environment is None
+        standard = [file if file >= 0 else number for number, file in enumerate((stdin, stdout, stderr))]
+        inherited = [file for file in kept if file != fails]
+        return fork(standard, inherited, words=command[1:], environment=dict(os.environ), name=FOLLOWER)
+
+    subprocess._fork_exec = execute  # type: ignore[attr-defined]
     util.spawnv_passfds = start  # type: ignore[attr-defined]  # the stubs do not have it
     os.posix_spawn = spawn
     return None

@@ -31,12 +31,14 @@ class Early:
     convolutions does not need that.
 
     Python's cycle collector is off until then: what is imported stays, and looking through it takes an eighth of the
-    time of an import. From then until `close` it skips the objects that were there.
+    time of an import. From then until `close` it skips the objects that were there; where it skips some already, what
+    it skips is left to whoever asked for that.
     """
 
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._collects = gc.isenabled()
+        self._freezes = gc.get_freeze_count() == 0
         gc.disable()
         self._torch = threading.Event()  # set once the import has succeeded or failed
         self._imports = _started("imports", self._import)
@@ -45,7 +47,8 @@ class Early:
     def join(self) -> None:
         """Wait until all is imported."""
         self._imports.join()
-        gc.freeze()
+        if self._freezes:
+            gc.freeze()
         if self._collects:
             gc.enable()
 
@@ -54,7 +57,8 @@ class Early:
         self.join()
         if self._gpu is not None:
             self._gpu.join()
-        gc.unfreeze()
+        if self._freezes:
+            gc.unfreeze()
 
     def _import(self) -> None:
         try:

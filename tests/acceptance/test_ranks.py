@@ -18,7 +18,7 @@ from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads.training.ranks.followers import PROGRAM
-from tests import prefork
+from tests import prefork, zygote
 from tests.trainings import digests, lay_out
 
 MODEL = """
@@ -101,7 +101,7 @@ def follower_of(worker: int) -> psutil.Process | None:
     """The process of the other rank, if it runs."""
     for process in psutil.Process(worker).children(recursive=True):
         try:
-            if PROGRAM in process.cmdline():
+            if PROGRAM in process.cmdline() or process.name() == zygote.FOLLOWER:
                 return process
         except psutil.Error:  # it has just ended
             continue

@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,17 @@ def test_a_library_of_models_is_imported_early(
     assert imported == ([folder] if folder else [])
 
 
+@pytest.fixture
+def nothing_rests() -> Iterator[None]:
+    """No object is out of the collector's sight, as in a new process; afterwards all are that were."""
+    rested = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    yield
+    if rested:
+        gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_rests")
 def test_the_collector_rests_until_all_is_imported() -> None:
     """Not longer, and in the end nothing stays out of its sight."""
     early = Early(spec("cpu"))
@@ -157,6 +169,23 @@ def test_the_collector_rests_until_all_is_imported() -> None:
     early.close()
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("nothing_rests")
+def test_what_was_out_of_the_collectors_sight_stays_there() -> None:
+    """And nothing else: others may have frozen what they hold, as a process does from which others are forked."""
+    kept = [[]]
+    gc.freeze()
+    before = gc.get_freeze_count()
+    later: list[object] = [[]]
+    early = Early(spec("cpu"))
+    early.join()
+    assert gc.isenabled()
+    assert any(seen is later for seen in gc.get_objects())
+    early.close()
+    assert gc.isenabled()
+    assert not any(seen is kept for seen in gc.get_objects())
+    assert 0 < gc.get_freeze_count() <= before
 
 
 def test_a_process_with_torch_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

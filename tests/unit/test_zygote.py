@@ -76,6 +76,21 @@ os.close(write)
 with open(read) as said:
     print(said.read(), os.getsid(pid) == pid, os.waitpid(pid, 0)[1])
 """
+RANK = """
+import os, subprocess, sys
+from pathlib import Path
+
+ear, mouth = os.pipe()
+command = [sys.executable, "-m", "nimble_jobs.workloads.training.follower", str(mouth), str(os.getpid())]
+process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(mouth,))
+os.close(mouth)
+status = dict(line.split(":\\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+print(status["Name"] == "follower", int(status["PPid"]) == os.getpid(), os.getpgid(process.pid) == os.getpgid(0))
+process.stdin.write(b"no JSON\\n")
+process.stdin.close()
+with open(ear) as said:
+    print(said.read(), process.wait())
+"""
 FORKED = pytest.mark.skipif(bool(os.environ.get(prefork.COLD)), reason="every process is started cold")
 
 
@@ -92,6 +107,8 @@ def test_a_spawned_child_finds_what_it_would_find(tmp_path: Path) -> None:
     cold, forked = answers
     assert [(was_forked, code) for _, was_forked, code in cold] == [(False, 7), (False, -signal.SIGKILL)]
     assert [(was_forked, code) for _, was_forked, code in forked] == [(True, 7), (True, -signal.SIGKILL)]
+    for found, *_ in cold:
+        found["files"] = sorted([*found["files"], "socket"])  # a forked child has a zygote of its own
     assert [found for found, *_ in forked] == [found for found, *_ in cold]
     assert cold[0][0]["parent"] is True
 
@@ -110,6 +127,21 @@ def test_a_command_starts_a_worker_as_it_would(tmp_path: Path) -> None:
     assert forked == cold
     assert cold.startswith("usage: python -m nimble_jobs.worker")
     assert cold.endswith(" True 0\n")
+
+
+@FORKED
+def test_another_rank_is_started_as_it_would(tmp_path: Path) -> None:
+    """A child in the same group, which reads its pipe, and whose words and exit code arrive."""
+    (tmp_path / "worker.py").write_text(RANK)
+    answers = []
+    for run in (subprocess.run, prefork.run):
+        done = run([sys.executable, str(tmp_path / "worker.py")], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "JSONDecodeError" in done.stderr
+        answers.append(done.stdout)
+    cold, forked = answers
+    assert cold.startswith("False True True\n")
+    assert forked == cold.replace("False", "True", 1)
 
 
 @FORKED
