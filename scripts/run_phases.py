@@ -37,7 +37,7 @@ WATCHED = {  # functions where they are called from, and the phase that each is
     "nimble_jobs.worker.foreground:run_inline": "claim and the rest",
     "nimble_jobs.worker.foreground:real_station": "the device",
     "nimble_jobs.workloads:run": "the rest of the job",
-    "nimble_jobs.workloads.score:open_reader": "open the reader",
+    "nimble_jobs.workloads.score:opened": "open the reader",
     "nimble_jobs.workloads.attempt:basis": "basis",
     "nimble_jobs.workloads.attempt:stage_output": "staging",
     "nimble_jobs.workloads.score:prepare": "the rest of loading",
