@@ -84,12 +84,13 @@ ear, mouth = os.pipe()
 command = [sys.executable, "-m", "nimble_jobs.workloads.training.follower", str(mouth), str(os.getpid())]
 process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(mouth,))
 os.close(mouth)
-status = dict(line.split(":\\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
-print(status["Name"] == "follower", int(status["PPid"]) == os.getpid(), os.getpgid(process.pid) == os.getpgid(0))
 process.stdin.write(b"no JSON\\n")
 process.stdin.close()
 with open(ear) as said:
-    print(said.read(), process.wait())
+    told = said.read()  # it has its name by then, and is still known
+status = dict(line.split(":\\t", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
+print(status["Name"] == "follower", int(status["PPid"]) == os.getpid(), os.getpgid(process.pid) == os.getpgid(0))
+print(told, process.wait())
 """
 FORKED = pytest.mark.skipif(bool(os.environ.get(prefork.COLD)), reason="every process is started cold")
 
