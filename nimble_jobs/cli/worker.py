@@ -251,8 +251,9 @@ def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _short(host: str | None) -> str:
-    """A host's name without its domain."""
-    return (host or "-").partition(".")[0]
+    """A host's name without its domain; an address as it is."""
+    first, _, _ = (host or "-").partition(".")
+    return (host or "-") if first.isdecimal() else first
 
 
 def _progress(row: Row) -> str:

@@ -122,6 +122,7 @@ class KubernetesJob:
                 "runAsGroup": self.user,
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
+            **self._made_first(),
             "containers": [self._container()],
             "volumes": [
                 {"name": "state", "emptyDir": {}},
@@ -167,10 +168,30 @@ class KubernetesJob:
         }
 
     def _cache(self) -> list[dict[str, str]]:
+        place = self._place()
+        return [] if place is None else [{"name": SHARED_CACHE, "value": place}]
+
+    def _place(self) -> str | None:
+        """Where schedules are shared; Kubernetes reads $(NAME) in values and arguments."""
         if self.shared_cache == NO_CACHE:
-            return []
-        place = self.shared_cache or f"{self.mount}/nimble-jobs-schedules"
-        return [{"name": SHARED_CACHE, "value": place.replace("$", "$$")}]  # Kubernetes reads $(NAME) in values
+            return None
+        return (self.shared_cache or f"{self.mount}/nimble-jobs-schedules").replace("$", "$$")
+
+    def _made_first(self) -> dict[str, Any]:
+        """The folder of schedules, if it is on the mount: workers write into one that is there, and make none."""
+        place = self._place()
+        if place is None or not _within(place, self.mount.replace("$", "$$")):
+            return {}
+        container = self._container()
+        same = ("image", "securityContext")
+        made: dict[str, Any] = {name: container[name] for name in same}
+        made |= {
+            "name": "schedules",
+            "command": ["mkdir", "-p", place],
+            "resources": {"requests": {"cpu": 1, "memory": "64Mi"}, "limits": {"memory": "64Mi"}},
+            "volumeMounts": [{"name": "shared", "mountPath": self.mount}],
+        }
+        return {"initContainers": [made]}
 
 
 def _within(path: str, folder: str) -> bool:

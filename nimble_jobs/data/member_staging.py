@@ -92,7 +92,10 @@ def value_of(note: Note | None, basis: str, *, where: str) -> Any:
 
 
 def listing_for_member(output: OutputSpec, job_id: str, attempt: int) -> Stamps | None:
-    """The pictures as the member that claimed the job listed them; None if it left no listing."""
+    """The pictures as the member that claimed the job listed them; None if it left no listing, or saw other files than
+    this machine does, as a mount of its own may show them.
+    """
     if output.address is not None:
         return None
-    return read_listing(staging_root(output.folder, job_id) / f"shards-{attempt}")
+    found = read_listing(staging_root(output.folder, job_id) / f"shards-{attempt}")
+    return found if found is not None and len(found) and found[0].trouble() is None else None

@@ -89,10 +89,15 @@ def _judge(connection: Connection, owner: Owner | None, path: Path, home: Path) 
     other_home = path.resolve().parent
     if path.resolve().name == home_module.DATABASE and (other_home / home_module.MARKER).exists():
         raise _refusal(Owner("", other_home), path, home)
-    if owner is not None:
-        _compare(owner, path, home)
-    else:
+    if owner is None or _replaced(owner, home):
         _refuse_running(connection, path, home)
+    else:
+        _compare(owner, path, home)
+
+
+def _replaced(owner: Owner, home: Path) -> bool:
+    """Whether the folder lies where the owner lay and has another id, as one that was removed and made anew."""
+    return owner.id != home_module.folder_id(home) and _same(owner.folder, home)
 
 
 def _compare(owner: Owner, path: Path, home: Path) -> None:
@@ -104,7 +109,7 @@ def _compare(owner: Owner, path: Path, home: Path) -> None:
 
 
 def _refuse_running(connection: Connection, path: Path, home: Path) -> None:
-    """For a file of an earlier version, which names no folder: a job may run in a worker of another one."""
+    """For a file whose folder is not known, as one of an earlier version: a job may run in a worker of another one."""
     if not inspect(connection).has_table("jobs"):
         return
     workers = Workers(home / "workers")
@@ -112,9 +117,9 @@ def _refuse_running(connection: Connection, path: Path, home: Path) -> None:
     for job, worker in connection.execute(running):
         if not workers.known(worker):
             raise StoreError(
-                f"{path}: its job {job} runs, but not in a worker of state folder {home}; open it with the state "
-                "folder of that worker first, to which it then belongs. If that folder is gone, move the file to "
-                f"{home / home_module.DATABASE}, without `database`"
+                f"{path}: its job {job} runs, but not in a worker that state folder {home} knows; open it with the "
+                "state folder of that worker first, to which it then belongs. Or stop all of its workers, and move "
+                f"the file to {home / home_module.DATABASE}, without `database`"
             )
 
 

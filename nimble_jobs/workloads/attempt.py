@@ -58,7 +58,7 @@ class Attempt:
 def opened(context: JobContext, work: only_new.Work | None, column: ColumnOfText) -> Reader:
     """The job's input. A member that joined takes the folder of pictures as the one that claimed the job found it."""
     spec, job, fetching = context.spec, context.job, context.fetching
-    alike = job.joined and work is None and fetching is None
+    alike = job.joined and _one_folder(context, work)
     return open_reader(
         spec.input,
         files=work.files if work is not None else None,
@@ -67,6 +67,11 @@ def opened(context: JobContext, work: only_new.Work | None, column: ColumnOfText
         arriving=fetching.arriving if fetching is not None else None,
         listing=listing_for_member(spec.output, job.id, job.attempt) if alike else None,
     )
+
+
+def _one_folder(context: JobContext, work: only_new.Work | None) -> bool:
+    """Whether all members read the input where it lies: not copies of their own, nor files that a list names."""
+    return work is None and context.fetching is None and context.spec.input.source not in context.origins
 
 
 def claimed(
@@ -104,9 +109,8 @@ def claimed(
             (decode, staging), why_not = kept, "an earlier attempt began with the CPU"
     elif staging is None or staging.finished is None:
         part = Part(context, reader.total, answers=answers, **decided(decode))
-        listing = reader.listing if work is None and context.fetching is None else None
-        if staging is not None and listing is not None:
-            context.patience.through(partial(staging.share, listing))
+        if staging is not None and reader.listing is not None and _one_folder(context, work):
+            context.patience.through(partial(staging.share, reader.listing))
     context.report(total=reader.total if answers is None else answers.total)
     notes = reader.notes()
     if reader.decodes and (unlike := left_out(spec)) is not None:

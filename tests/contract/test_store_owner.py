@@ -77,6 +77,22 @@ def test_a_folder_may_move_and_its_copy_is_another(tmp_path: Path, file: Path) -
         open_store(folder(tmp_path, "third"))
 
 
+def test_a_folder_that_was_made_anew(tmp_path: Path, file: Path) -> None:
+    """At the same place it is the owner again, unless a job runs in a worker of which it knows nothing."""
+    mine = folder(tmp_path, "mine")
+    with open_store(mine) as store:
+        kept = submit(store)
+    shutil.rmtree(mine)
+    assert folder(tmp_path, "mine") == mine
+    with open_store(mine) as store:
+        assert store.jobs.get(kept.id).state is JobState.QUEUED
+        assert store.jobs.claim("0-gone", device="cpu", now=NOW) is not None
+    shutil.rmtree(mine)
+    assert folder(tmp_path, "mine") == mine
+    with pytest.raises(StoreError, match=f"its job {kept.id} runs.*stop all of its workers, and move the file to"):
+        open_store(mine)
+
+
 def test_the_database_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It needs no mark, so a moved or copied folder works; no other folder may open it by its address."""
     monkeypatch.delenv("NIMBLE_JOBS_DB", raising=False)
@@ -131,7 +147,7 @@ def test_a_file_of_an_earlier_version(tmp_path: Path, file: Path) -> None:
     with open_store(mine) as store, store.workers.hold({"role": "worker"}) as lease:
         job = run_job(store, lease.id)
         unmark(file)
-        with pytest.raises(StoreError, match=f"its job {job} runs, but not in a worker of state folder {other}"):
+        with pytest.raises(StoreError, match=f"its job {job} runs, but not in a worker that state folder {other} knows"):
             open_store(other)
         open_store(mine).close()
         with pytest.raises(StoreError, match=f"belongs to state folder {mine}"):

@@ -8,14 +8,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import kubernetes_validate
 import pytest
+import yaml
 from hypothesis import example, given, settings
 
 from nimble_jobs.clusters import KubernetesJob
 from nimble_jobs.clusters.workers import SHARED_CACHE
 from nimble_jobs.settings import read_settings
-from tests.unit.test_clusters import ARRAY, JOB, TEXTS, refused
+from tests.unit.test_clusters import ARRAY, JOB, TEXTS, VERSIONS, refused
 
 STUB = ("/bin/sh", "-c", f'printf "%s" "${SHARED_CACHE}"')  # says what it was given
 
@@ -37,6 +40,26 @@ def test_pods_share_schedules() -> None:
     assert cache(replace(JOB, mount="/a$(HOME)")) == ["/a$$(HOME)/nimble-jobs-schedules"]
     assert cache(replace(JOB, shared_cache="s3://bucket/folder")) == ["s3://bucket/folder"]
     assert cache(replace(JOB, shared_cache="off")) == []
+
+
+def test_the_folder_of_schedules_is_made_before_the_worker_starts() -> None:
+    """Workers make none; only if it is on the mount."""
+
+    def pod(job: KubernetesJob) -> dict[str, Any]:
+        manifest = yaml.safe_load(job.text())
+        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+        found: dict[str, Any] = manifest["spec"]["template"]["spec"]
+        return found
+
+    job = replace(JOB, mount="/a$(HOME)")
+    (first,) = pod(job)["initContainers"]
+    assert first["command"] == ["mkdir", "-p", "/a$$(HOME)/nimble-jobs-schedules"]
+    assert first["volumeMounts"] == [{"name": "shared", "mountPath": "/a$(HOME)"}]
+    (worker,) = pod(job)["containers"]
+    assert (first["image"], first["securityContext"]) == (worker["image"], worker["securityContext"])
+    assert pod(replace(JOB, shared_cache="/shared/mine"))["initContainers"][0]["command"][-1] == "/shared/mine"
+    for place in ("off", "s3://bucket/folder"):
+        assert "initContainers" not in pod(replace(JOB, shared_cache=place))
 
 
 @settings(max_examples=60, deadline=None)

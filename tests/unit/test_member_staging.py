@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from nimble_jobs.data import MemberStaging, Staging, listing_for_member
@@ -40,12 +39,15 @@ def test_a_listing(output: OutputSpec) -> None:
     """Members of the same attempt find the pictures that were listed; nothing of it is left in the end."""
     leader = leading(output)
     assert listing_for_member(output, "j", 1) is None
-    stamps = Stamps(output.folder.parent, Names(["a.png"]), np.array([[1, 2, 3]]))
+    (picture := output.folder.parent / "a.png").write_bytes(b"1")
+    stamps = Stamps.of(output.folder.parent, Names(["a.png"]))
     leader.share(stamps)
     found = listing_for_member(output, "j", 1)
     assert found is not None
     assert list(found) == list(stamps)
     assert listing_for_member(output, "j", 2) is None
+    picture.write_bytes(b"12")  # or it is another file here
+    assert listing_for_member(output, "j", 1) is None
     leader.write_shard(0, {"id": ["a.png"]})
     leader.publish({}, shards=1)
     assert [path.name for path in output.folder.parent.glob(".*")] == []
