@@ -37,6 +37,7 @@ SEED = seed()
 SHARED = os.environ.get("NIMBLE_JOBS_KILL_DATABASE") == "postgresql"
 WORKERS = 4 if SHARED else 3  # some start anew while another runs jobs
 LEASE_S = 6.0
+GPUS = int(os.environ.get("NIMBLE_JOBS_KILL_GPUS", "1"))  # how many workers may share a job
 VARIANTS = [(name, width) for width in (8, 12) for name in ("parquet", "jsonl", "npy")]  # output format, model width
 MOMENTS = ("running", "build", "publish", "any")  # when a round kills; they take turns
 
@@ -54,7 +55,7 @@ model: {{source: "python:model.py:small", args: {{width: {width}}}}}
 input: {{source: x.npy, format: npy, batch_size: 16}}
 schedule: {{progressive: false}}
 output: {{path: out/{name}, format: {format}, fields: [id, top1, logits], shard_size: 32}}
-run: {{retry: {{max_attempts: 100, backoff: constant, initial: 50ms}}}}
+run: {{gpus: {gpus}, retry: {{max_attempts: 100, backoff: constant, initial: 50ms}}}}
 """
 
 
@@ -75,7 +76,7 @@ class Farm:
         """Queue a job that scores 320 records in ten shards."""
         name = f"job-{len(self.jobs)}"
         path = self.folder / f"{name}.yaml"
-        path.write_text(SPEC.format(name=name, format=variant[0], width=variant[1]))
+        path.write_text(SPEC.format(name=name, format=variant[0], width=variant[1], gpus=GPUS))
         job = client.submit(path, store=self.store, allow_python=[self.folder], priority=priority)
         self.jobs.append((job, variant))
         return job
