@@ -147,7 +147,8 @@ def test_a_file_of_an_earlier_version(tmp_path: Path, file: Path) -> None:
     with open_store(mine) as store, store.workers.hold({"role": "worker"}) as lease:
         job = run_job(store, lease.id)
         unmark(file)
-        with pytest.raises(StoreError, match=f"its job {job} runs, but not in a worker that state folder {other} knows"):
+        expected = f"its job {job} runs, but not in a worker that state folder {other} knows"
+        with pytest.raises(StoreError, match=expected):
             open_store(other)
         open_store(mine).close()
         with pytest.raises(StoreError, match=f"belongs to state folder {mine}"):
