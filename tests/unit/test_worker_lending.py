@@ -308,6 +308,33 @@ def test_ranks_and_posts_agree(store: Store, monkeypatch: pytest.MonkeyPatch) ->
             assert [post.idle for post in worker.posts] == [False, True, True, False]
 
 
+def test_ranks_that_have_enough_ask_for_no_more(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They ask for one more while another job's rank has a GPU, and start once that has ended. What becomes idle
+    later takes jobs.
+    """
+    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(4)])
+    worker, (job, _, _) = started(store, 3, 3)
+    foreign, wishes = Lock(store.home / "workers" / "rank-cuda-3.lock"), list[Borrows | None]()
+    assert foreign.take(EXCLUSIVE)
+
+    def wait(_why: str) -> None:
+        if not wishes:
+            worker.says(1, ended(worker, 1))
+        worker.step()
+        running = worker.posts[0].running
+        assert running is not None
+        wishes.append(running.borrows)
+        if len(wishes) == 3:
+            foreign.close()
+
+    with places(store, torch.device("cuda", 0), 3, replace(loan_of(worker, job), wait=wait)) as found:
+        assert found == ["cuda:0", "cuda:1", "cuda:3"]
+        assert wishes == [borrows(1, ["cuda:1", "cuda:2"]), *[borrows(2, ["cuda:1", "cuda:2"])] * 2]
+        worker.says(2, ended(worker, 2))
+        assert worker.lent == [None, job, None]
+        assert worker.posts[2].idle
+
+
 def test_what_no_worker_has_is_left_to_others_until_there_is_enough(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
