@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -69,7 +70,7 @@ def main(
 
         store = _opened(home, worker, inbox)
         station = (make_station or real_station)(store, worker, device, gpu_memory_bytes)
-        station = replace(station, borrow=lambda count: _tell(link, Borrows(count=count)))
+        station = replace(station, borrow=partial(_borrow, link))
     except NimbleError as error:
         _tell(link, Refused(message=str(error), exit_code=error.exit_code))
         return
@@ -142,6 +143,10 @@ class _Inbox:
                 self._jobs.put(None)
             else:
                 self._jobs.put(order)
+
+
+def _borrow(link: Connection, devices: Sequence[str], count: int) -> None:
+    _tell(link, Borrows(devices=tuple(devices), count=count))
 
 
 def _tell(link: Connection, message: Ready | Refused | Waits | Borrows | Done) -> None:

@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,7 +54,8 @@ class Station:
     decoders: Decoders | None = None  # processes that decode pictures; without them threads do
     software: Software = field(default_factory=dict)  # what decides over the numbers that it computes
     memory_bytes: int | None = None  # the user's limit, if set: no schedule that needs more is built
-    borrow: Callable[[int], None] | None = None  # asks the worker for so many of its other devices
+    # Asks the worker for so many of these devices, which other posts of it have; None: it has none.
+    borrow: Callable[[Sequence[str], int], None] | None = None
 
     def close(self) -> None:
         """Free resident models, and end builds and decoders that still run."""

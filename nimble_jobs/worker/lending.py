@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from nimble_jobs.worker.post import Post
 
@@ -10,32 +10,37 @@ GIVEN_BACK = "its device was lent to another job, which asked for several device
 
 
 def lend(posts: Sequence[Post]) -> None:
-    """Take devices back from jobs that have ended, and lend idle ones to jobs that ask, in the order in which they did.
+    """Take devices back that no job asks for any more, and lend idle ones to jobs that ask, in the order in which they
+    did.
 
     A job that gets too few keeps those, and the next device to become idle is its own. Jobs that asked later would wait
     for it, and it for them: they go back to the queue.
     """
     asking = {post.running.job.id: post for post in posts if post.running and post.running.borrows}
+    wishes = {job: wish for job, post in asking.items() if post.running and (wish := post.running.borrows)}
     for post in posts:
-        if post.lent is not None and post.lent not in asking:
+        if post.lent is not None and (post.lent not in wishes or post.device not in wishes[post.lent].devices):
             post.take_back()
-    order = sorted(asking, key=lambda job: asking[job].running.borrows_since)  # type: ignore[union-attr]
+
+    def lack(job: str) -> int:
+        return wishes[job].count - sum(post.lent == job for post in posts)
+
+    order = sorted(wishes, key=lambda job: asking[job].running.borrows_since)  # type: ignore[union-attr]
     for place, job in enumerate(order):
-        lack = _lack(posts, asking[job])
-        for post in [each for each in posts if each.can_lend][:lack]:
+        wanted = wishes[job].devices
+        for post in [each for each in posts if each.idle and each.may_lend(wanted)][: max(0, lack(job))]:
             post.lend(job)
-        if (lack := _lack(posts, asking[job])) <= 0:
+        if lack(job) <= 0:
             continue
-        later = [asking[each] for each in order[place + 1 :] if _lack(posts, asking[each]) > 0]
-        for post in later[::-1][:lack]:
-            post.give_back(GIVEN_BACK)
-            post.lend(job)
+        for other in order[:place:-1]:
+            if lack(job) > 0 and lack(other) > 0 and (got := _held(posts, other, wanted)):
+                asking[other].give_back(GIVEN_BACK)
+                for post in got[: lack(job)]:
+                    post.lend(job)
         return  # whatever becomes idle is for this job
 
 
-def _lack(posts: Sequence[Post], asker: Post) -> int:
-    """How many devices a job still waits for."""
-    running = asker.running
-    if running is None:
-        return 0
-    return running.borrows - sum(post.lent == running.job.id for post in posts)
+def _held(posts: Sequence[Post], job: str, wanted: Collection[str]) -> list[Post]:
+    """Those of these devices that a job runs on, or has borrowed."""
+    own = [post for post in posts if post.running and post.running.job.id == job and post.may_lend(wanted)]
+    return own + [post for post in posts if post.lent == job and post.device in wanted]

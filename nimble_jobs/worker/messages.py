@@ -35,8 +35,9 @@ class Waits:
 
 @dataclass(frozen=True, kw_only=True)
 class Borrows:
-    """From the child: its job needs so many devices of this worker beside its own, until it ends."""
+    """From the child: its job needs so many of these devices beside its own, until it ends, and no others."""
 
+    devices: tuple[str, ...]
     count: int
 
 

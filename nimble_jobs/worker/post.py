@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from multiprocessing.connection import Connection
 
 from nimble_jobs.errors import NimbleError, StoreError, UsageError
 from nimble_jobs.job import Job
 from nimble_jobs.settings import LimitSettings
-from nimble_jobs.store import Store, Wanted, WorkerLease
+from nimble_jobs.store import Store, Wanted, WantedState, WorkerLease
 from nimble_jobs.worker.charge import Charge
 from nimble_jobs.worker.heed import Heed
 from nimble_jobs.worker.messages import Borrows, Done, Ready, Refused, Waits
@@ -193,9 +193,9 @@ class Post:
                     if self.running:
                         self.running.waits(reason, time.monotonic())
                     self.beat(waits_for=reason)
-                case Borrows(count=count):
+                case Borrows():
                     if self.running:
-                        self.running.borrow(count, time.monotonic())
+                        self.running.borrow(message, time.monotonic())
                 case Done(job_id=job_id, attempt=attempt, last=last):
                     self.child.leaving_since = time.monotonic() if last or self.child.draining else None
                     if self.charge.done(job_id, attempt):
@@ -215,21 +215,32 @@ class Post:
     def _forget_residents(self) -> None:
         self.owed.add(partial(self._store.schedules.set_residents, self.lease.id, {}))
 
+    def _put_back_build(self) -> None:
+        """Another worker may build the schedule that its child was building while idle."""
+        for row in self._store.wanted.list():
+            if row.builder == self.id and row.state is WantedState.BUILDING:
+                self._store.wanted.put_back(row.key)
+
     def give_back(self, reason: str) -> None:
         """End the child at once if it has a job; the job goes back to the queue with the next `owed.pay`."""
         if self.running and self.child:
             self.charge.give_back(self.child, reason)
 
     @property
-    def can_lend(self) -> bool:
-        """Whether its device is idle, and meant to work."""
-        return self.lent is None and self.idle and self.heed.wanted is Wanted.RUN
+    def device(self) -> str:
+        """As it is shown, and as jobs ask for it."""
+        return str(self.lease.info["device"])
+
+    def may_lend(self, devices: Collection[str]) -> bool:
+        """Whether its device is one of these, and meant to work."""
+        return self.lent is None and self.device in devices and self.heed.wanted is Wanted.RUN
 
     def lend(self, job: str) -> None:
         """Let another post's job have the device: no child, and so none of its memory."""
         log.info("lent to %s", job)
         self.seat.clear()
         self._forget_residents()
+        self.owed.add(self._put_back_build)
         self.lent = job
         self.beat(status="lent", waits_for=None)
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec.units import format_duration
+from nimble_jobs.worker.messages import Borrows
 from nimble_jobs.worker.settings import CANCEL_GRACE_S, CANCELLED_S, OVERTIME_S
 
 
@@ -37,7 +38,7 @@ class Running:
     still_s: float = 0.0  # how long it has made no progress
     moved_at: float = 0.0  # when the computing thread last made progress
     looked_at: float = 0.0
-    borrows: int = 0  # how many other devices of its worker it asked for
+    borrows: Borrows | None = None  # which other devices of its worker it asked for
     borrows_since: float = 0.0
 
     @classmethod
@@ -67,9 +68,9 @@ class Running:
         elif self.job.gpus > 1 and (job.state is not JobState.RUNNING or job.attempt != self.job.attempt):
             self.kill_at = min(self.kill_at, now + CANCEL_GRACE_S)  # others have ended what this member works on
 
-    def borrow(self, count: int, now: float) -> None:
-        """Note how many other devices of its worker it needs."""
-        self.borrows, self.borrows_since = count, self.borrows_since or now
+    def borrow(self, wish: Borrows, now: float) -> None:
+        """Note which other devices of its worker it needs."""
+        self.borrows, self.borrows_since = wish, self.borrows_since or now
 
     def waits(self, reason: str | None, now: float) -> None:
         """Note that the attempt waits, or goes on."""

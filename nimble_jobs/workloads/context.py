@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -74,7 +74,8 @@ class JobContext:
     software: Software = field(default_factory=dict)  # of the worker: see `machine`
     membership: Membership | None = None  # if other workers may work on the job too
     memory_bytes: int | None = None  # the worker's --gpu-memory; None: not set
-    borrow: Callable[[int], None] | None = None  # asks the worker for so many of its other devices; None: it has none
+    # Asks the worker for so many of these devices, which other posts of it have; None: it has none.
+    borrow: Callable[[Sequence[str], int], None] | None = None
     origins: Mapping[str, Origin] = field(default_factory=dict)  # of inputs that were fetched, by their local sources
     fetching: Fetching | None = None  # of `input.source`, if that goes on beside the job
 
