@@ -170,7 +170,7 @@ def _home(ctx: typer.Context, *, all_jobs: bool) -> Iterator[Finding]:
             for found in (health_of(worker, home) for worker in workers):
                 if found.state is not None:
                     yield Finding(name="worker", detail=found.words, status="problem" if found.broken else "note")
-            named = (f"{w.id} on {w.device}" + (f" of {elsewhere_on(w)}" if elsewhere_on(w) else "") for w in workers)
+            named = (f"{w.id} on {w.device}" + (f" of {host}" if (host := elsewhere_on(w)) else "") for w in workers)
             yield Finding(name="workers", detail=", ".join(named) or "none running")
     except NimbleError as e:
         yield Finding(name="home", detail=str(e), status="problem")

@@ -24,6 +24,7 @@ _STATE = "/state"
 _MEMORY = "/dev/shm"  # noqa: S108  # where Linux has shared memory
 _OWN_MOUNTS = (_STATE, "/tmp", "/dev")  # noqa: S108  # a volume of the pod's own
 _CONTAINER = "worker"
+_CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, "readOnlyRootFilesystem": True}
 _TRIES = 3  # of one worker, where its failure was not a disruption
 _HOST_LETTERS = 63
 _KEPT_S = 86400  # how long Kubernetes keeps a finished Job
@@ -154,11 +155,7 @@ class KubernetesJob:
                 "requests": {"cpu": workers.cpus, "memory": memory, **gpus},
                 "limits": {"memory": memory, **gpus},
             },
-            "securityContext": {
-                "allowPrivilegeEscalation": False,
-                "capabilities": {"drop": ["ALL"]},
-                "readOnlyRootFilesystem": True,
-            },
+            "securityContext": _CONFINED,
             "volumeMounts": [
                 {"name": "state", "mountPath": _STATE},
                 {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  # a volume of the pod's own
@@ -168,8 +165,8 @@ class KubernetesJob:
         }
 
     def _cache(self) -> list[dict[str, str]]:
-        place = self._place()
-        return [] if place is None else [{"name": SHARED_CACHE, "value": place}]
+        shared = self._place()
+        return [] if shared is None else [{"name": SHARED_CACHE, "value": shared}]
 
     def _place(self) -> str | None:
         """Where schedules are shared; Kubernetes reads $(NAME) in values and arguments."""
@@ -179,15 +176,14 @@ class KubernetesJob:
 
     def _made_first(self) -> dict[str, Any]:
         """The folder of schedules, if it is on the mount: workers write into one that is there, and make none."""
-        place = self._place()
-        if place is None or not _within(place, self.mount.replace("$", "$$")):
+        shared = self._place()
+        if shared is None or not _within(shared, self.mount.replace("$", "$$")):
             return {}
-        container = self._container()
-        same = ("image", "securityContext")
-        made: dict[str, Any] = {name: container[name] for name in same}
-        made |= {
+        made = {
             "name": "schedules",
-            "command": ["mkdir", "-p", place],
+            "image": self.image,
+            "command": ["mkdir", "-p", shared],
+            "securityContext": _CONFINED,
             "resources": {"requests": {"cpu": 1, "memory": "64Mi"}, "limits": {"memory": "64Mi"}},
             "volumeMounts": [{"name": "shared", "mountPath": self.mount}],
         }

@@ -29,7 +29,7 @@ class Owner(NamedTuple):
     """A state folder as a database knows it."""
 
     id: str
-    folder: Path  # where it was when it last opened the database for the first time
+    folder: Path  # where it was when this was noted
 
 
 def refuse_others(database: Database, home: Path) -> bool:
@@ -54,9 +54,8 @@ def take(database: Database, home: Path) -> None:
     me = Owner(home_module.named(home), home)
 
     def write(connection: Connection) -> None:
-        _judge(
-            connection, _read(connection), Path(database.name), home
-        )  # again, since another folder may have been first
+        # Again, since another folder may have been first.
+        _judge(connection, _read(connection), Path(database.name), home)
         _OWNER.create(connection, checkfirst=True)
         connection.execute(_OWNER.delete())
         connection.execute(_OWNER.insert().values(id=me.id, folder=str(me.folder)))

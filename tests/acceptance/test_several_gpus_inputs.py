@@ -68,16 +68,6 @@ class Vectors(Net):
         return self.words(input_ids)
 
 
-class Shade(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x):
-        held(x, 60)
-        return x.mean((1, 2, 3)).unsqueeze(1) * self.scale
-
-
 class Mean(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -85,7 +75,7 @@ class Mean(torch.nn.Module):
 
     def forward(self, x):
         held(x, 60)
-        return x.mean(1, keepdim=True) * self.scale
+        return x.flatten(1).mean(1, keepdim=True) * self.scale
 """
 
 
@@ -186,7 +176,7 @@ def test_pictures(store: Store, base: Path) -> None:
     for number in range(200):
         Image.new("RGB", (4, 4), (number, 0, 0)).save(folder / f"{number:03}.png")
     options: dict[str, dict[str, Any]] = {
-        "net": "Shade",
+        "net": "Mean",
         "input": {"source": str(folder), "format": "images", "batch_size": 5},
         "output": {"fields": ["id", "logits"], "shard_size": 10},
     }
