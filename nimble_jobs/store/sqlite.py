@@ -20,8 +20,11 @@ _WAL_IS_SOUND = (3, 51, 3)  # older versions can lose committed pages when the l
 
 
 def journal_mode() -> str:
-    """The journal mode in which this version of SQLite does not corrupt databases."""
-    return "WAL" if sqlite3.sqlite_version_info >= _WAL_IS_SOUND else "DELETE"
+    """The journal mode in which this version of SQLite does not corrupt databases.
+
+    A rollback journal is emptied, not removed: that is quicker, and a commit is durable with one sync of it.
+    """
+    return "WAL" if sqlite3.sqlite_version_info >= _WAL_IS_SOUND else "TRUNCATE"
 
 
 def prepare(engine: Engine, busy_timeout_s: float) -> None:
@@ -43,8 +46,7 @@ def prepare(engine: Engine, busy_timeout_s: float) -> None:
             mode = cursor.execute(f"PRAGMA journal_mode = {wanted}").fetchone()[0]
             if mode.upper() != wanted:
                 raise StoreError(f"the database's journal mode is {mode} and could not be set to {wanted}")
-            # After FULL's syncs a power cut can still bring the removed rollback journal back, which undoes the commit.
-            cursor.execute("PRAGMA synchronous = EXTRA")
+            cursor.execute("PRAGMA synchronous = FULL")
             cursor.execute("PRAGMA foreign_keys = ON")
             cursor.execute("PRAGMA trusted_schema = OFF")
         finally:

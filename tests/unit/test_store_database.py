@@ -102,17 +102,17 @@ def test_newer_database(tmp_path: Path) -> None:
 
 
 def test_pragmas(database: Database) -> None:
-    """Each connection is durable (EXTRA), waits for locks, checks foreign keys, and uses the sound journal."""
+    """Each connection is durable (FULL), waits for locks, checks foreign keys, and uses the sound journal."""
 
     def pragma(name: str) -> object:
         return database.read(lambda session: session.execute(text(f"PRAGMA {name}")).scalar())
 
     assert pragma("journal_mode") == journal_mode().lower()
-    assert (pragma("synchronous"), pragma("foreign_keys"), pragma("busy_timeout")) == (3, 1, 50)
+    assert (pragma("synchronous"), pragma("foreign_keys"), pragma("busy_timeout")) == (2, 1, 50)
 
 
 @pytest.mark.parametrize(
-    ("version", "mode"), [((3, 40, 1), "DELETE"), ((3, 51, 2), "DELETE"), ((3, 51, 3), "WAL"), ((4, 0, 0), "WAL")]
+    ("version", "mode"), [((3, 40, 1), "TRUNCATE"), ((3, 51, 2), "TRUNCATE"), ((3, 51, 3), "WAL"), ((4, 0, 0), "WAL")]
 )
 def test_journal_mode(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int], mode: str) -> None:
     """The write-ahead log is used only from the version on in which it does not lose pages."""
