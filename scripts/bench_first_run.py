@@ -1,12 +1,13 @@
 """First runs on this machine's device, nothing stored, beside the same jobs with `on_miss: eager`.
 
     python scripts/bench_first_run.py --json FILE [--records 100,1000,20000,100000] [--model resnet50] [--batch 32]
+        [--phases]
 
 Each job is a `run` of its own with an empty state folder and an empty folder for compilers, after one that is not
 counted. The input is one .npy of uint8 images, the first thousand of random pixels and the others zeros that take no
 space on the disk. A job's time is what `show` says from its start to its end; the command's is given beside it. Takes
-three minutes on an H200. Exit 1 where a first run takes more than 1.25 times as long as in eager, or, from 20,000
-records on, as long or longer.
+three minutes on an H200. With --phases one more first run for each number of records writes down where its time goes.
+Exit 1 where a first run takes more than 1.25 times as long as in eager, or, from 20,000 records on, as long or longer.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measure_run import phases
 from measuring import cli, environment, save
 
 MOST, SURE_FROM = 1.25, 20_000
@@ -59,14 +61,21 @@ def seconds(iso: str) -> float:
     return dt.datetime.fromisoformat(iso).timestamp()
 
 
+def write_spec(folder: Path, given: argparse.Namespace, records: int, on_miss: str, name: str) -> Path:
+    """The spec of a job."""
+    fields = {"name": name, "model": given.model, "dtype": given.dtype, "batch": given.batch}
+    path = folder / f"{name}.yaml"
+    path.write_text(SPEC.format(**fields, records=records, on_miss=on_miss))
+    return path
+
+
 def run(folder: Path, given: argparse.Namespace, records: int, on_miss: str) -> dict[str, Any]:
     """One job with nothing stored."""
     name = f"{on_miss}-{records}"
-    fields = {"name": name, "model": given.model, "dtype": given.dtype, "batch": given.batch}
-    (folder / f"{name}.yaml").write_text(SPEC.format(**fields, records=records, on_miss=on_miss))
+    spec = write_spec(folder, given, records, on_miss, name)
     with tempfile.TemporaryDirectory(dir=folder) as state:
         home, start = Path(state) / "home", time.perf_counter()
-        cli(home, "run", str(folder / f"{name}.yaml"), "--quiet", env=caches(home))
+        cli(home, "run", str(spec), "--quiet", env=caches(home))
         wall_s = time.perf_counter() - start
         job = json.loads(cli(home, "show", name, "--json"))
     return {
@@ -89,6 +98,7 @@ def main() -> int:
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--dtype", default="fp16")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--phases", action="store_true")
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     bad = False
@@ -108,6 +118,10 @@ def main() -> int:
             plan = (first["schedule"].get("first_run") or {}).get("plan")
             said = "; ".join(first["events"][1:])
             print(f"| {records:,} | {eager['job_s']:.2f} s | {first['job_s']:.2f} s | {over:.2f} | {plan} | {said} |")
+            if given.phases:
+                spec = write_spec(folder, given, records, "build", f"phases-{records}")
+                with tempfile.TemporaryDirectory(dir=folder) as state:
+                    first["phases"] = phases(Path(state), spec, caches(Path(state)))
             sys.stdout.flush()
         findings = json.loads(cli(folder / "facts", "doctor", "--json"))["findings"]
     device = next(f["detail"] for f in findings if f["name"] == "device")

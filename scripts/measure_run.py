@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -79,12 +82,15 @@ def measure(model: str, options: argparse.Namespace, folder: Path) -> list[dict[
     return rows
 
 
-def phases(folder: Path, spec: Path) -> dict[str, Any]:
-    """One more run: phases by thread, with those before Python runs and after the command has ended. Prints them."""
+def phases(folder: Path, spec: Path, more: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """One more run: phases by thread, with those before Python runs and after the command has ended. Prints them.
+
+    `more` is added to the environment.
+    """
     out = folder / "phases.json"
     start = time.time()
     command = [sys.executable, str(PHASES), str(out), "--home", str(folder / "home"), "run", str(spec)]
-    subprocess.run(command, check=True, stdout=subprocess.PIPE)
+    subprocess.run(command, check=True, stdout=subprocess.PIPE, env={**os.environ, **more})
     wall_s = time.time() - start
     found = json.loads(out.read_text())
     began_s = found["began"] - start
