@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import cache
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from nimble_jobs.engine.device import able, present
 from nimble_jobs.errors import DevicesTaken, JobFailed, UsageError
 from nimble_jobs.plural import count as counted
-from nimble_jobs.store import Store, Wanted
+from nimble_jobs.store import Store, Wanted, WorkerInfo
 from nimble_jobs.store.locks import EXCLUSIVE, Lock
 
 
@@ -46,11 +47,12 @@ def places(store: Store, device: torch.device, count: int, loan: Loan | None = N
     if count > len(there):
         raise UsageError(f"run.gpus: found {count}, but this machine has {counted(len(there), 'CUDA device')}")
     others = [name for name in there if name != str(device)]
+    search = _Search(store=store, own=str(device), others=others, count=count, loan=loan)
     asked: tuple[list[str], int] | None = None
     busy: set[str] = set()
     while True:
         with ExitStack() as locks:
-            found = _look(store, str(device), others, count, loan, busy, locks)
+            found = search.look(busy, locks)
             if len(found.chosen) == count:
                 if loan is not None and asked is not None:
                     used = [name for name in found.chosen if name in found.lent]
@@ -97,55 +99,80 @@ class _Found:
         self.lent = [name for name in self.lent if name not in self.busy]
 
 
-_ORDERED: dict[str | None, str] = {Wanted.PAUSE: ", which is paused", Wanted.DRAIN: ", which is asked to leave"}
+class _Holder(Enum):
+    """Who has a device, as the store says."""
+
+    NOBODY = auto()
+    JOB = auto()  # it was lent to the job
+    SIBLING = auto()  # the job's own worker, which may lend it
+    PAUSED = auto()  # that worker, which was told not to use it
+    LEAVING = auto()  # that worker, which gives it up
+    OTHER = auto()
 
 
-def _look(
-    store: Store,
-    own: str,
-    others: Sequence[str],
-    count: int,
-    loan: Loan | None,
-    busy: Collection[str],
-    locks: ExitStack,
-) -> _Found:
-    """What can be had of these devices. Until `locks` end, no other job takes what was chosen.
+_WHY = {_Holder.PAUSED: ", which is paused", _Holder.LEAVING: ", which is asked to leave"}
 
-    Those that were `busy` at the last look are looked at first, and no others are taken unless all together may be
-    enough: another job that looks meanwhile would take them for busy. Raises DevicesTaken.
-    """
-    live = [worker for worker in store.workers.live() if store.workers.here(worker)]
-    held = {worker.device: worker for worker in live}
-    process = next((worker.pid for worker in live if loan is not None and worker.id == loan.worker), None)
 
-    @cache
-    def taken(name: str) -> bool:
-        """Whether another job has it. If not, no other job takes it from now on."""
-        lock = locks.enter_context(closing(Lock(store.home / "workers" / f"rank-{name.replace(':', '-')}.lock")))
-        return not lock.take(EXCLUSIVE)
+@dataclass(frozen=True, kw_only=True)
+class _Search:
+    """`count` devices are looked for: the leader's `own`, and some of the `others`."""
 
-    if taken(own):
-        raise DevicesTaken(
-            f"run.gpus: {own}, on which this job runs, is taken by another job's rank, which was there before; "
-            "expected a worker on another device, or a later attempt"
-        )
-    found = _Found()
-    for name in others:
-        holder = held.get(name)
-        sibling = holder is not None and holder.pid == process
-        lent = sibling and loan is not None and holder is not None and holder.info.get("lent") == loan.job
-        if holder is not None and not lent:
-            order = holder.info.get("wanted") if sibling else None
-            found.refused[name] = f"{name} is worker {holder.id}'s{_ORDERED.get(order, '')}"
-            found.leaving += order == Wanted.DRAIN
-            if not sibling or order in _ORDERED:
-                continue
-        if name in busy and (lent or taken(name)):  # one that was lent in vain goes back first
-            found.busy.add(name)
-        elif sibling and not lent:
-            found.siblings.append(name)
-        else:
-            found.free.append(name)
-            found.lent += [name] if lent else []
-    found.choose(own, count, taken)
-    return found
+    store: Store
+    own: str
+    others: Sequence[str]
+    count: int
+    loan: Loan | None
+
+    def look(self, busy: Collection[str], locks: ExitStack) -> _Found:
+        """What can be had now. Until `locks` end, no other job takes what was chosen.
+
+        Those that were `busy` at the last look are looked at first, and no others are taken unless all together may be
+        enough: another job that looks meanwhile would take them for busy. Raises DevicesTaken.
+        """
+
+        @cache
+        def taken(name: str) -> bool:
+            """Whether another job has it. If not, no other job takes it from now on."""
+            path = self.store.home / "workers" / f"rank-{name.replace(':', '-')}.lock"
+            return not locks.enter_context(closing(Lock(path))).take(EXCLUSIVE)
+
+        if taken(self.own):
+            raise DevicesTaken(
+                f"run.gpus: {self.own}, on which this job runs, is taken by another job's rank, which was there "
+                "before; expected a worker on another device, or a later attempt"
+            )
+        found = _Found()
+        for name, (holder, worker) in self._holders().items():
+            if holder not in (_Holder.NOBODY, _Holder.JOB):
+                found.refused[name] = f"{name} is worker {worker}'s{_WHY.get(holder, '')}"
+            if holder in (_Holder.OTHER, _Holder.PAUSED, _Holder.LEAVING):
+                found.leaving += holder is _Holder.LEAVING
+            elif name in busy and (holder is _Holder.JOB or taken(name)):  # one that was lent in vain goes back first
+                found.busy.add(name)
+            elif holder is _Holder.SIBLING:
+                found.siblings.append(name)
+            else:
+                found.free.append(name)
+                found.lent += [name] if holder is _Holder.JOB else []
+        found.choose(self.own, self.count, taken)
+        return found
+
+    def _holders(self) -> dict[str, tuple[_Holder, str]]:
+        """Who has each of the others, with the worker's id if it is a worker."""
+        live = [worker for worker in self.store.workers.live() if self.store.workers.here(worker)]
+        loan = self.loan
+        process = next((worker.pid for worker in live if loan is not None and worker.id == loan.worker), None)
+
+        def holder(worker: WorkerInfo | None) -> _Holder:
+            if worker is None:
+                return _Holder.NOBODY
+            if loan is None or worker.pid != process:
+                return _Holder.OTHER
+            if worker.info.get("lent") == loan.job:
+                return _Holder.JOB
+            ordered: dict[object, _Holder] = {Wanted.PAUSE: _Holder.PAUSED, Wanted.DRAIN: _Holder.LEAVING}
+            return ordered.get(worker.info.get("wanted"), _Holder.SIBLING)
+
+        by_device = {worker.device: worker for worker in live}
+        found = {name: by_device.get(name) for name in self.others}
+        return {name: (holder(worker), worker.id if worker else "") for name, worker in found.items()}
