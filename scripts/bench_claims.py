@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Measure claims a second of several processes, on SQLite and on PostgreSQL: small jobs that are claimed and finished.
 
-    python scripts/bench_claims.py [--jobs 10000] [--workers 8] [--out docs/measurements/claims-postgresql]
+    python scripts/bench_claims.py --json FILE [--synced] [--jobs 10000] [--workers 8]
 
-The PostgreSQL server is the one that the tests start: on this machine, over a socket, with fsync off. The SQLite file
-is in memory (/dev/shm), so syncing costs nothing on either. Exits with 1 if a job is claimed twice or not at all.
+The PostgreSQL server is the one that the tests start: on this machine, over a socket. Syncing costs nothing on either
+database: the SQLite file is in memory (/dev/shm), and PostgreSQL has fsync off. With --synced every commit waits for
+the disk, as users have it. Exits with 1 if a job is claimed twice or not at all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from measuring import ROOT, environment, in_words, save
+from measuring import ROOT, environment, save
 from sqlalchemy import text
 
 sys.path.insert(0, str(ROOT))
@@ -29,6 +31,7 @@ from nimble_jobs.job import JobState
 from nimble_jobs.store import NewJob, open_store
 from nimble_jobs.store.home import resolve
 from tests import postgres
+from tests.postgres_server import SYNCED
 from tests.store_samples import folder_in_memory
 
 PROCESSES = multiprocessing.get_context("spawn")
@@ -40,21 +43,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "measurements" / "claims-postgresql")
+    parser.add_argument("--synced", action="store_true")
+    parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
+    if options.synced:
+        os.environ[SYNCED] = "yes"
     postgres.begin()
-    rows = [measure(kind, options.jobs, options.workers) for kind in ("sqlite", "postgresql")]
-    figures = {"environment": environment(), "rows": rows}
-    save(options.out.with_suffix(".json"), figures)
-    options.out.with_suffix(".md").write_text(page(figures))
-    for row in rows:
-        print(row)
+    rows = []
+    for kind in ("sqlite", "postgresql"):
+        rows.append(measure(kind, options.jobs, options.workers, synced=options.synced))
+        print(rows[-1], flush=True)
+    shown = {"synced": options.synced, "jobs": options.jobs, "workers": options.workers}
+    save(options.json, {"environment": environment(options=shown), "rows": rows})
     return 0 if all(row["claimed_once"] == row["jobs"] == row["claims"] for row in rows) else 1
 
 
-def measure(kind: str, jobs: int, workers: int) -> dict[str, Any]:
+def measure(kind: str, jobs: int, workers: int, *, synced: bool) -> dict[str, Any]:
     """One database: jobs of no group, all queued before the first claim."""
-    with database(kind) as (home, url):
+    with database(kind, synced=synced) as (home, url):
         if url is not None:
             os.environ["NIMBLE_JOBS_DB"] = url
         try:
@@ -119,38 +125,15 @@ def work(home: str, go: Any, results: Any) -> None:
 
 
 @contextmanager
-def database(kind: str) -> Iterator[tuple[Path, str | None]]:
-    """A state folder in memory, and for PostgreSQL the URL of its database."""
-    with folder_in_memory() as folder:
+def database(kind: str, *, synced: bool) -> Iterator[tuple[Path, str | None]]:
+    """A state folder, in memory or on the disk, and for PostgreSQL the URL of its database."""
+    with tempfile.TemporaryDirectory() if synced else folder_in_memory() as folder:
         home = resolve(str(Path(folder) / "home"))
         if kind == "sqlite":
             yield home, None
             return
         with postgres.schema() as url:
             yield home, url
-
-
-def page(figures: dict[str, Any]) -> str:
-    """The figures as Markdown."""
-    lines = [
-        "# Claims on SQLite and on PostgreSQL",
-        "",
-        "    python scripts/bench_claims.py",
-        "",
-        "Processes claim small jobs and finish them at once. Syncing cost nothing on either database: the SQLite file "
-        "was in memory, and PostgreSQL ran on the same machine with `fsync` off. The processes and the server shared "
-        "its cores.",
-        "",
-        "| database | jobs | processes | claimed once | jobs/s | claim, median ms | 99 % ms | longest ms |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in figures["rows"]:
-        lines.append(
-            f"| {row['database']} | {row['jobs']:,} | {row['workers']} | {row['claimed_once']:,} | {row['jobs_per_s']} "
-            f"| {row['claim_median_ms']} | {row['claim_p99_ms']} | {row['claim_longest_ms']} |"
-        )
-    made = figures["environment"]
-    return "\n".join([*lines, "", f"Load of the machine: {made['load']}. {in_words(made)}", ""])
 
 
 if __name__ == "__main__":

