@@ -96,6 +96,13 @@ def present() -> list[torch.device]:
     return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
 
 
+def places(device: torch.device) -> int:
+    """For how many ranks of a training this machine has devices like this one. On a CPU they share its cores."""
+    if able(device).separate_memory:
+        return sum(other.type == device.type for other in present())
+    return len(os.sched_getaffinity(0))
+
+
 def separate_memory(device: torch.device) -> bool:
     """Whether batches are copied to the device, so that they should cross as small as they are stored."""
     return able(device).separate_memory

@@ -57,12 +57,14 @@ class Progress(TypedDict):
 class JobClaims(JobQueries):
     """The worker's side of the job table."""
 
-    def claim(self, worker: str, *, device: str, now: float, expected: bool = False) -> Job | None:
+    def claim(self, worker: str, *, device: str, places: int = 1, now: float, expected: bool = False) -> Job | None:
         """Take the job with the lowest rank that may run now on `device`, or None. `expected`: there probably is one.
 
-        The returned job holds the new attempt number, which every later write of this attempt must give.
+        A training of more ranks than the machine has `places` for is left to others. The returned job holds the new
+        attempt number, which every later write of this attempt must give.
         """
-        given = {"for_devices": sorted({"auto", device, device.partition(":")[0]}), "until": now}
+        devices = sorted({"auto", device, device.partition(":")[0]})
+        given = {"for_devices": devices, "for_ranks": places, "until": now}
         if not expected and self._db.read_one(lambda connection: connection.execute(_LOOK, given).first()) is None:
             return None  # read first, so that an idle worker does not take the write lock
 
@@ -230,7 +232,8 @@ def _mark(session: Session, job_id: str, attempt: int, scored: Scored, now: floa
 def _next_job(*, lock: bool) -> Select[Any]:
     """The first job that may run, among the jobs without a group and the first job of each group with room.
 
-    Each of them is the first row that fits in `ix_jobs_claim`. `for_devices` and `until` (Unix seconds) come later.
+    Each of them is the first row that fits in `ix_jobs_claim`. `for_devices`, `for_ranks` and `until` (Unix seconds)
+    come later.
     With `lock`, PostgreSQL locks these rows and passes over those that another claim has locked.
     """
     job = aliased(JobRow)
@@ -243,6 +246,7 @@ def _next_job(*, lock: bool) -> Select[Any]:
             job.blockers == 0,
             job.not_before <= bindparam("until"),
             job.device.in_(bindparam("for_devices", expanding=True)),
+            job.ranks <= bindparam("for_ranks"),
         )
         .order_by(job.rank, job.seq)
         .limit(1)

@@ -164,6 +164,7 @@ def _add(session: Session, new: NewJob, now: float, place: _Place, index: int) -
         rank=place.queued_at - new.priority * place.aging_s,
         traceparent=new.traceparent,
         gpus=_gpus(new.spec),
+        ranks=_ranks(new.spec),
     )
     session.add(row)
     totals.add(session, Total.SUBMITTED, new.kind)
@@ -184,6 +185,11 @@ def _gpus(spec: Mapping[str, Any]) -> int:
         return 1
     given = spec.get("run", {}).get("gpus", 1)
     return ALL_GPUS if given == "all" else int(given)
+
+
+def _ranks(spec: Mapping[str, Any]) -> int:
+    """How many devices of one machine the job needs at once."""
+    return int(spec.get("run", {}).get("gpus", 1)) if spec.get("kind") == "finetune" else 1
 
 
 def _parents(session: Session, new: NewJob) -> list[tuple[JobRow, When]]:

@@ -106,6 +106,7 @@ class JobRow(Base):
     records_counted: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # part of `totals` already
     traceparent: Mapped[str | None] = mapped_column(String(55))  # W3C trace context of the submitter
     gpus: Mapped[int] = mapped_column(Integer, default=1, server_default="1")  # devices that may work on it at once
+    ranks: Mapped[int] = mapped_column(Integer, default=1, server_default="1")  # devices that a training needs at once
 
 
 class GroupRow(Base):

@@ -41,7 +41,11 @@ def in_line(why: str) -> bool:
 
 def takes(worker: WorkerInfo, job: Job) -> bool:
     """Whether this worker will run the job once its turn comes."""
-    return not _leaves(worker) and (
+    return not _leaves(worker) and _fits(worker, job) and job.ranks <= worker.info.get("places", job.ranks)
+
+
+def _fits(worker: WorkerInfo, job: Job) -> bool:
+    return (
         job.device == "auto"
         or job.device in (worker.device, worker.device.partition(":")[0])
         or worker.device == "auto"  # it has not reported its device yet
@@ -66,6 +70,9 @@ def no_worker(job: Job, live: Sequence[WorkerInfo]) -> str:
     which, option = ("", "") if job.device == "auto" else (f" for {job.device}", f" --device {job.device}")
     others = sorted({worker.device for worker in live if not _leaves(worker)})
     beside = f" (only on {', '.join(others)})" if others else ""
+    if any(not _leaves(worker) and _fits(worker, job) for worker in live):  # their machines have too few devices
+        what = "cores" if job.device == "cpu" else "devices"
+        beside = f" on a machine with {job.ranks} {what}, as run.gpus asks{beside}"
     return f"no worker{which} is running{beside}; {START}{option}"
 
 

@@ -16,7 +16,7 @@ from nimble_jobs.cli import submit as cli_submit
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec import dump, load
 from nimble_jobs.store import Store
-from tests.bad_specs import SCORE, lay_out
+from tests.bad_specs import FINETUNE, SCORE, lay_out
 from tests.cli import Cli
 from tests.store_samples import queued
 
@@ -157,6 +157,22 @@ def test_submit_says_when_no_worker_takes_the_job(cli: Cli, spec: Path) -> None:
         ]
         lease.update(status="draining")
         assert "no worker is running" in cli("submit", spec).err
+    store.close()
+
+
+def test_submit_says_when_no_machine_has_as_many_devices(cli: Cli, tmp_path: Path) -> None:
+    """A worker takes no training of more ranks than its machine has places for."""
+    lay_out(tmp_path)
+    store, spec = cli.store(), tmp_path / "training.yaml"
+    spec.write_text(FINETUNE.replace("device: auto", "device: cuda\n  gpus: 2"))
+    with store.workers.hold({"role": "worker", "device": "cuda:0", "status": "ready", "places": 1}) as lease:
+        assert cli("submit", spec).lines == [
+            "no worker for cuda is running on a machine with 2 devices, as run.gpus asks (only on cuda:0); "
+            "start one with: nimble-jobs worker start --detach --device cuda"
+        ]
+        assert cli("submit", spec, "run.gpus=1").lines == []
+        lease.update(places=2)
+        assert cli("submit", spec).lines == []
     store.close()
 
 

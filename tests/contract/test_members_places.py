@@ -28,7 +28,7 @@ class Child:
     device = "cpu"
 
     def __init__(self, **software: str) -> None:
-        self.software = software
+        self.software, self.places = software, 1
         self.given: list[Job] = []
 
     def moved(self) -> bool:

@@ -132,6 +132,19 @@ def test_device(store: Store, wanted: str, offered: str, fits: bool) -> None:
     assert (claim(store, device=offered) is not None) == fits
 
 
+def test_ranks(store: Store) -> None:
+    """A training of several ranks goes only to a machine with places for all of them; it does not hold up others."""
+    training = submit(store, "training", kind="finetune", spec={"kind": "finetune", "run": {"gpus": 3}}, device="cuda")
+    scoring = submit(store, "scoring", spec={"kind": "score", "run": {"gpus": 3}})
+
+    def taken(places: int) -> Job | None:
+        return store.jobs.claim("0-w", device="cuda:0", places=places, now=NOW)
+
+    assert training.ranks == 3
+    assert scoring.ranks == 1
+    assert [job and job.id for job in (taken(2), taken(2), taken(3))] == [scoring.id, None, training.id]
+
+
 def test_foreground(store: Store) -> None:
     """A job of a `run` command is claimed by that command alone, once."""
     job = submit(store, foreground=True)

@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from nimble_jobs import spec as specs
+from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import DevicesTaken, JobFailed, UsageError
 from nimble_jobs.planner.step.eager import EagerStep
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
 from nimble_jobs.workloads import Stop
 from nimble_jobs.workloads.training.batches.together import Share
-from nimble_jobs.workloads.training.ranks import places as ranks_places
 from nimble_jobs.workloads.training.ranks.places import places
 from tests.threaded_trainings import Team, threaded_ranks
 from tests.trainings import Attempt, digests, lay_out, metrics, spec_of
@@ -215,7 +215,7 @@ def test_shares_are_the_whole(total: int, at_least: int) -> None:
 def test_gpus_of_others_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a worker's GPU nor that of another job's rank is taken; too few are refused, and why."""
     mine = torch.device("cuda", 0)
-    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(5)])
+    monkeypatch.setattr(devices, "present", lambda: [torch.device("cuda", index) for index in range(5)])
     with open_store(resolve(str(tmp_path))) as store, store.workers.hold({"device": "cuda:1"}) as worker:
         with places(store, mine, 2) as found:
             assert found == ["cuda:0", "cuda:2"]
@@ -243,7 +243,7 @@ def test_a_leader_whose_own_gpu_is_another_jobs_leaves_it_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That job was there before the leader's worker was started, and may need all of the memory. Later it has ended."""
-    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(4)])
+    monkeypatch.setattr(devices, "present", lambda: [torch.device("cuda", index) for index in range(4)])
     with open_store(resolve(str(tmp_path))) as store:
         late = torch.device("cuda", 1)
         with places(store, torch.device("cuda", 0), 2) as found:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import DevicesTaken, JobFailed
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.store import Store, Wanted, open_store
@@ -250,7 +251,7 @@ def test_the_build_of_a_lent_device_is_free_for_others(store: Store) -> None:
 
 def test_ranks_take_what_was_lent_to_their_job(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """They ask for what is missing, wait for it, and leave alone what was lent to others."""
-    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(4)])
+    monkeypatch.setattr(devices, "present", lambda: [torch.device("cuda", index) for index in range(4)])
     leases = [store.workers.hold({"device": f"cuda:{index}"}) for index in range(3)]
     asked, waited = list[tuple[Sequence[str], int]](), list[str]()
 
@@ -270,7 +271,7 @@ def test_ranks_take_what_was_lent_to_their_job(store: Store, monkeypatch: pytest
 
 def test_the_wait_for_devices_ends_with_the_job(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `wait` raises comes through. A device of another worker is not waited for."""
-    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(2)])
+    monkeypatch.setattr(devices, "present", lambda: [torch.device("cuda", index) for index in range(2)])
     leases = [store.workers.hold({"device": f"cuda:{index}"}) for index in range(2)]
 
     def wait(_why: str) -> None:
@@ -296,7 +297,7 @@ def loan_of(worker: Worker, job: str) -> Loan:
 
 def test_ranks_and_posts_agree(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device of another kind is left alone, and so is one with another job's rank, once it was lent in vain."""
-    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(3)])
+    monkeypatch.setattr(devices, "present", lambda: [torch.device("cuda", index) for index in range(3)])
     worker, (job,) = started(store, 4, 1, ["cuda:0", "cpu", "cuda:1", "cuda:2"])
     with closing(Lock(store.home / "workers" / "rank-cuda-1.lock")) as foreign:
         assert foreign.take(EXCLUSIVE)
@@ -312,7 +313,7 @@ def test_ranks_that_have_enough_ask_for_no_more(store: Store, monkeypatch: pytes
     """They ask for one more while another job's rank has a GPU, and start once that has ended. What becomes idle
     later takes jobs.
     """
-    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(4)])
+    monkeypatch.setattr(devices, "present", lambda: [torch.device("cuda", index) for index in range(4)])
     worker, (job, _, _) = started(store, 3, 3)
     foreign, wishes = Lock(store.home / "workers" / "rank-cuda-3.lock"), list[Borrows | None]()
     assert foreign.take(EXCLUSIVE)
@@ -339,7 +340,7 @@ def test_what_no_worker_has_is_left_to_others_until_there_is_enough(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another job that looks while this one waits does not take it for busy."""
-    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(3)])
+    monkeypatch.setattr(devices, "present", lambda: [torch.device("cuda", index) for index in range(3)])
     worker, (job, _) = started(store, 2, 2)
     loan, waits = loan_of(worker, job), list[str]()
     locked = list[str]()
@@ -364,7 +365,7 @@ def test_what_no_worker_has_is_left_to_others_until_there_is_enough(
 
 def test_paused_devices_are_not_waited_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job fails and says why. If they are asked to leave, it may find them free later."""
-    monkeypatch.setattr(ranks_places, "present", lambda: [torch.device("cuda", index) for index in range(2)])
+    monkeypatch.setattr(devices, "present", lambda: [torch.device("cuda", index) for index in range(2)])
     worker, (job,) = started(store, 2, 1)
     for order, error, words in ((Wanted.PAUSE, JobFailed, "paused"), (Wanted.DRAIN, DevicesTaken, "asked to leave")):
         store.orders.want(order, [worker.leases[1].id], time.time())

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, create_mock_engine
 
-NEWEST = "0021"
+NEWEST = "0022"
 
 VERSION = Table(  # as Alembic makes it
     "alembic_version",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from functools import cache
 
 import torch
 
-from nimble_jobs.engine.device import able, present
+from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import DevicesTaken, JobFailed, UsageError
 from nimble_jobs.plural import count as counted
 from nimble_jobs.store import Store, Wanted, WorkerInfo
@@ -37,16 +36,15 @@ def places(store: Store, device: torch.device, count: int, loan: Loan | None = N
     DevicesTaken where it takes only other jobs to end, and JobFailed otherwise. The leader computes on its own device
     and on no other, so it is DevicesTaken, too, if a rank was on that before.
     """
-    if not able(device).separate_memory:
-        cores = len(os.sched_getaffinity(0))
-        if count > cores:
-            raise UsageError(f"run.gpus: found {count}, but this process has {counted(cores, 'core')} of the CPU")
+    separate, most = devices.separate_memory(device), devices.places(device)
+    if count > most:
+        has = f"this machine has {counted(most, 'CUDA device')}"
+        has = has if separate else f"this process has {counted(most, 'core')} of the CPU"
+        raise UsageError(f"run.gpus: found {count}, but {has}")
+    if not separate:
         yield [str(device)] * count
         return
-    there = [str(other) for other in present() if other.type == device.type]
-    if count > len(there):
-        raise UsageError(f"run.gpus: found {count}, but this machine has {counted(len(there), 'CUDA device')}")
-    others = [name for name in there if name != str(device)]
+    others = [str(other) for other in devices.present() if other.type == device.type and other != device]
     search = _Search(store=store, own=str(device), others=others, count=count, loan=loan)
     asked: tuple[list[str], int] | None = None
     busy: set[str] = set()
