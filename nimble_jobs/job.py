@@ -106,7 +106,7 @@ class Job:
     skipped_by: str | None = None  # id of the job whose end made this job's wait impossible
     traceparent: str | None = None  # W3C trace context: the trace that the job is a part of
     gpus: int = 1  # how many devices may work on it at once
-    ranks: int = 1  # how many devices of one machine it needs at once
+    world_size: int = 1  # how many devices of one machine it needs at once
     joined: bool = False  # the record of a member that did not claim the job itself; `worker` is the member's
     allow_python: tuple[str, ...] = ()  # folders that the submitter allows `python:` sources to come from
     spec: dict[str, Any] = field(default_factory=dict)  # resolved spec as JSON

@@ -118,11 +118,13 @@ def main() -> int:
             plan = (first["schedule"].get("first_run") or {}).get("plan")
             said = "; ".join(first["events"][1:])
             print(f"| {records:,} | {eager['job_s']:.2f} s | {first['job_s']:.2f} s | {over:.2f} | {plan} | {said} |")
-            if given.phases:
-                spec = write_spec(folder, given, records, "build", f"phases-{records}")
-                with tempfile.TemporaryDirectory(dir=folder) as state:
-                    first["phases"] = phases(Path(state), spec, caches(Path(state)))
             sys.stdout.flush()
+        for records in counts if given.phases else ():
+            print(f"\n{records:,} records, one more first run:", flush=True)
+            spec = write_spec(folder, given, records, "build", f"phases-{records}")
+            with tempfile.TemporaryDirectory(dir=folder) as state:
+                found = phases(Path(state), spec, caches(Path(state) / "home"))
+            rows.append({"records": records, "on_miss": "build", "phases": found})
         findings = json.loads(cli(folder / "facts", "doctor", "--json"))["findings"]
     device = next(f["detail"] for f in findings if f["name"] == "device")
     settings = {"model": given.model, "dtype": given.dtype, "batch": given.batch}

@@ -103,8 +103,9 @@ def _software() -> Iterator[Finding]:
                 status="note" if optional else "problem",
             )
     yield from _bytecode()
-    # Below 3.51.3 a WAL reset can corrupt a database; the store uses the rollback journal there.
-    journal = "write-ahead log" if sqlite3.sqlite_version_info >= (3, 51, 3) else "rollback journal"
+    from nimble_jobs.store.sqlite import journal_mode
+
+    journal = "write-ahead log" if journal_mode() == "WAL" else "rollback journal"
     yield Finding(name="sqlite", detail=f"{sqlite3.sqlite_version}, {journal}")
 
 

@@ -244,7 +244,9 @@ class _Attendant:
                 output.note(f"starting a worker; it stops after {figures.duration(_WAIT_IDLE_S)} without work")
             try:
                 device = None if job.device == "auto" else job.device
-                client.start_worker(store=self._store, device=device, max_idle_s=_WAIT_IDLE_S)
+                started = client.start_worker(store=self._store, device=device, max_idle_s=_WAIT_IDLE_S)
+                if started and not any(waits.takes(worker, job) for worker in started):
+                    raise UsageError(waits.no_worker(job, started))
             except UsageError as error:  # no worker of this machine could ever take the job
                 self._store.jobs.cancel(job.id, now=time.time())
                 raise UsageError(f"{error}; the job was cancelled") from error

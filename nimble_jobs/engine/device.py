@@ -96,7 +96,7 @@ def present() -> list[torch.device]:
     return [torch.device("cpu"), *(torch.device("cuda", index) for index in range(torch.cuda.device_count()))]
 
 
-def places(device: torch.device) -> int:
+def most_ranks(device: torch.device) -> int:
     """For how many ranks of a training this machine has devices like this one. On a CPU they share its cores."""
     if able(device).separate_memory:
         return sum(other.type == device.type for other in present())

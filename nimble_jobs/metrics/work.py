@@ -106,7 +106,8 @@ _JOBS = (
         name="nimble_jobs_jobs_due",
         kind=Kind.GAUGE,
         labels=("kind",),
-        help="Queued jobs that a worker may start now: not on hold, not delayed, not waiting for another job.",
+        help="Queued jobs that a worker on a device for them may start now: not on hold, not delayed, not waiting for "
+        "another job.",
         read=_due,
     ),
     Family(

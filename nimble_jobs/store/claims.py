@@ -57,14 +57,14 @@ class Progress(TypedDict):
 class JobClaims(JobQueries):
     """The worker's side of the job table."""
 
-    def claim(self, worker: str, *, device: str, places: int = 1, now: float, expected: bool = False) -> Job | None:
+    def claim(self, worker: str, *, device: str, most_ranks: int = 1, now: float, expected: bool = False) -> Job | None:
         """Take the job with the lowest rank that may run now on `device`, or None. `expected`: there probably is one.
 
-        A training of more ranks than the machine has `places` for is left to others. The returned job holds the new
-        attempt number, which every later write of this attempt must give.
+        A training on more devices than `most_ranks` is left to workers of larger machines. The returned job holds the
+        new attempt number, which every later write of this attempt must give.
         """
         devices = sorted({"auto", device, device.partition(":")[0]})
-        given = {"for_devices": devices, "for_ranks": places, "until": now}
+        given = {"for_devices": devices, "for_ranks": most_ranks, "until": now}
         if not expected and self._db.read_one(lambda connection: connection.execute(_LOOK, given).first()) is None:
             return None  # read first, so that an idle worker does not take the write lock
 
@@ -246,7 +246,7 @@ def _next_job(*, lock: bool) -> Select[Any]:
             job.blockers == 0,
             job.not_before <= bindparam("until"),
             job.device.in_(bindparam("for_devices", expanding=True)),
-            job.ranks <= bindparam("for_ranks"),
+            job.world_size <= bindparam("for_ranks"),
         )
         .order_by(job.rank, job.seq)
         .limit(1)

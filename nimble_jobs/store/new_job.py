@@ -163,8 +163,7 @@ def _add(session: Session, new: NewJob, now: float, place: _Place, index: int) -
         urgency=new.priority,
         rank=place.queued_at - new.priority * place.aging_s,
         traceparent=new.traceparent,
-        gpus=_gpus(new.spec),
-        ranks=_ranks(new.spec),
+        **_devices(new.spec),
     )
     session.add(row)
     totals.add(session, Total.SUBMITTED, new.kind)
@@ -179,17 +178,12 @@ def _add(session: Session, new: NewJob, now: float, place: _Place, index: int) -
     return row
 
 
-def _gpus(spec: Mapping[str, Any]) -> int:
-    """How many workers' devices may work on the job at once. A fine-tuning takes further devices by itself."""
-    if spec.get("kind") == "finetune":
-        return 1
+def _devices(spec: Mapping[str, Any]) -> dict[str, int]:
+    """How many workers' devices may work on the job at once, and how many of one machine it needs at once."""
     given = spec.get("run", {}).get("gpus", 1)
-    return ALL_GPUS if given == "all" else int(given)
-
-
-def _ranks(spec: Mapping[str, Any]) -> int:
-    """How many devices of one machine the job needs at once."""
-    return int(spec.get("run", {}).get("gpus", 1)) if spec.get("kind") == "finetune" else 1
+    if spec.get("kind") == "finetune":  # further devices are no workers of the job, but processes of its own
+        return {"gpus": 1, "world_size": int(given)}
+    return {"gpus": ALL_GPUS if given == "all" else int(given), "world_size": 1}
 
 
 def _parents(session: Session, new: NewJob) -> list[tuple[JobRow, When]]:

@@ -230,7 +230,7 @@ def job_record(row: JobRow, *, spec: bool = True) -> Job:
         error=row.error,
         traceparent=row.traceparent,
         gpus=row.gpus,
-        ranks=row.ranks,
+        world_size=row.world_size,
         allow_python=load_list(row.allow_python),
         spec=load_object(row.spec) if spec else {},
         schedule=load_object(row.schedule) if spec else _given(hit=row.hit, runs=row.runs),

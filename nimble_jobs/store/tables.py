@@ -100,13 +100,16 @@ class JobRow(Base):
     array_index: Mapped[int | None] = mapped_column(Integer)
     queued_at: Mapped[float] = mapped_column(default=0.0, server_default="0")
     urgency: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
-    rank: Mapped[float] = mapped_column(default=0.0, server_default="0")  # the lowest is claimed first; see `ranks`
+    rank: Mapped[float] = mapped_column(
+        default=0.0, server_default="0"
+    )  # the lowest is claimed first; see `store.ranks`
     attempts_before: Mapped[int] = mapped_column(Integer, default=0, server_default="0")
     skipped_by: Mapped[str | None] = mapped_column(String(12))
     records_counted: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # part of `totals` already
     traceparent: Mapped[str | None] = mapped_column(String(55))  # W3C trace context of the submitter
     gpus: Mapped[int] = mapped_column(Integer, default=1, server_default="1")  # devices that may work on it at once
-    ranks: Mapped[int] = mapped_column(Integer, default=1, server_default="1")  # devices that a training needs at once
+    # How many devices of one machine a training needs at once.
+    world_size: Mapped[int] = mapped_column(Integer, default=1, server_default="1")
 
 
 class GroupRow(Base):

@@ -41,7 +41,9 @@ def in_line(why: str) -> bool:
 
 def takes(worker: WorkerInfo, job: Job) -> bool:
     """Whether this worker will run the job once its turn comes."""
-    return not _leaves(worker) and _fits(worker, job) and job.ranks <= worker.info.get("places", job.ranks)
+    return (
+        not _leaves(worker) and _fits(worker, job) and job.world_size <= worker.info.get("most_ranks", job.world_size)
+    )
 
 
 def _fits(worker: WorkerInfo, job: Job) -> bool:
@@ -67,12 +69,17 @@ def _leaves(worker: WorkerInfo) -> bool:
 
 def no_worker(job: Job, live: Sequence[WorkerInfo]) -> str:
     """A message that no live worker will run the job, with how to start one that does."""
+    small = [worker for worker in live if not _leaves(worker) and _fits(worker, job)]
+    if small:
+        room = {worker.device: worker.info.get("most_ranks") for worker in small}
+        have = ", ".join(
+            f"{device}: {most}{' cores' if device == 'cpu' else ''}" for device, most in sorted(room.items())
+        )
+        found = f"run.gpus: found {job.world_size}, but no worker's machine has so many devices ({have})"
+        return f"{found}; start a worker on a larger one, or ask for fewer"
     which, option = ("", "") if job.device == "auto" else (f" for {job.device}", f" --device {job.device}")
     others = sorted({worker.device for worker in live if not _leaves(worker)})
     beside = f" (only on {', '.join(others)})" if others else ""
-    if any(not _leaves(worker) and _fits(worker, job) for worker in live):  # their machines have too few devices
-        what = "cores" if job.device == "cpu" else "devices"
-        beside = f" on a machine with {job.ranks} {what}, as run.gpus asks{beside}"
     return f"no worker{which} is running{beside}; {START}{option}"
 
 

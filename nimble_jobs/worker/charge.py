@@ -58,7 +58,7 @@ class Charge:
         job = self._store.shards.join(self._worker, child.device, time.time(), software=mine, may=self._may)
         if job is None:
             job = self._store.jobs.claim(
-                self._worker, device=child.device, places=child.places, now=time.time(), expected=self._busy
+                self._worker, device=child.device, most_ranks=child.most_ranks, now=time.time(), expected=self._busy
             )
         self._busy = job is not None
         if job is None:

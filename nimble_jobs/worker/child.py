@@ -74,7 +74,7 @@ def main(
     except NimbleError as error:
         _tell(link, Refused(message=str(error), exit_code=error.exit_code))
         return
-    _tell(link, Ready(device=station.device, software=dict(station.software), places=station.places))
+    _tell(link, Ready(device=station.device, software=dict(station.software), most_ranks=station.most_ranks))
     moved = Stamps(stamps)
     idle = Idle(station, worker)
     while job := inbox.next_job(idle):

@@ -53,7 +53,7 @@ class Station:
     described: str = ""  # the device's name, as in schedules
     decoders: Decoders | None = None  # processes that decode pictures; without them threads do
     software: Software = field(default_factory=dict)  # what decides over the numbers that it computes
-    places: int = 1  # so many ranks of a training fit on the machine's devices of this type
+    most_ranks: int = 1  # so many ranks of a training fit on the machine's devices of this type
     memory_bytes: int | None = None  # the user's limit, if set: no schedule that needs more is built
     # Asks the worker for so many of these devices, which other posts of it have; None: it has none.
     borrow: Callable[[Sequence[str], int], None] | None = None
@@ -133,7 +133,7 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
     before_cuda()
     from nimble_jobs import workloads
     from nimble_jobs.decoding.pool import Decoders
-    from nimble_jobs.engine.device import describe, memory_bytes, numerics, places, resolve
+    from nimble_jobs.engine.device import describe, memory_bytes, most_ranks, numerics, resolve
     from nimble_jobs.planner import Builders
 
     found = resolve(device)
@@ -151,7 +151,7 @@ def real_station(store: Store, worker: str, device: str, gpu_memory_bytes: int |
         described=describe(found),
         decoders=Decoders(),
         software=host_software() | numerics(found),
-        places=places(found),
+        most_ranks=most_ranks(found),
         memory_bytes=gpu_memory_bytes,
     )
 

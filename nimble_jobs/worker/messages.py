@@ -16,7 +16,7 @@ class Ready:
 
     device: str  # cpu | cuda:N
     software: dict[str, str]  # what decides over the numbers that it computes
-    places: int = 1  # so many ranks of a training fit on the machine's devices of this type
+    most_ranks: int = 1  # so many ranks of a training fit on the machine's devices of this type
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -180,12 +180,12 @@ class Post:
         dead = not self.child.alive
         for message in self.child.messages():
             match message:
-                case Ready(device=device, software=software, places=places):
-                    self.child.device, self.child.software, self.child.places = device, software, places
+                case Ready(device=device, software=software, most_ranks=most_ranks):
+                    self.child.device, self.child.software, self.child.most_ranks = device, software, most_ranks
                     self.seat.ready()
                     self.was_ready = True
                     self.idle_since = time.monotonic()
-                    self.beat(device=device, status="ready", software=software, places=places)
+                    self.beat(device=device, status="ready", software=software, most_ranks=most_ranks)
                     log.info("ready on %s", device)
                 case Refused(message=text, exit_code=code):
                     raise UsageError(text) if code == UsageError.exit_code else NimbleError(text)

@@ -49,7 +49,7 @@ class Child:
         self.leaving_since: float | None = None  # it will end by itself after its job
         self.device: str | None = None  # known once it is ready
         self.software: dict[str, str] = {}
-        self.places = 1
+        self.most_ranks = 1
         self.draining = False
         self._process = context.Process(
             target=target,

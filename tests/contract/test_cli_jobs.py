@@ -15,7 +15,7 @@ from nimble_jobs.cli import doctor, progress
 from nimble_jobs.cli import submit as cli_submit
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.spec import dump, load
-from nimble_jobs.store import Store
+from nimble_jobs.store import Store, WorkerInfo
 from tests.bad_specs import FINETUNE, SCORE, lay_out
 from tests.cli import Cli
 from tests.store_samples import queued
@@ -161,38 +161,42 @@ def test_submit_says_when_no_worker_takes_the_job(cli: Cli, spec: Path) -> None:
 
 
 def test_submit_says_when_no_machine_has_as_many_devices(cli: Cli, tmp_path: Path) -> None:
-    """A worker takes no training of more ranks than its machine has places for."""
-    lay_out(tmp_path)
-    store, spec = cli.store(), tmp_path / "training.yaml"
-    spec.write_text(FINETUNE.replace("device: auto", "device: cuda\n  gpus: 2"))
-    with store.workers.hold({"role": "worker", "device": "cuda:0", "status": "ready", "places": 1}) as lease:
-        assert cli("submit", spec).lines == [
-            "no worker for cuda is running on a machine with 2 devices, as run.gpus asks (only on cuda:0); "
-            "start one with: nimble-jobs worker start --detach --device cuda"
-        ]
+    """A worker takes no training on more devices than its machine has."""
+    store, spec = cli.store(), training_on(tmp_path, "device: cuda\n  gpus: 2")
+    with store.workers.hold({"role": "worker", "device": "cuda:0", "status": "ready", "most_ranks": 1}) as lease:
+        said = "run.gpus: found 2, but no worker's machine has so many devices (cuda:0: 1)"
+        assert cli("submit", spec).lines == [f"{said}; start a worker on a larger one, or ask for fewer"]
         assert cli("submit", spec, "run.gpus=1").lines == []
-        lease.update(places=2)
+        lease.update(most_ranks=2)
         assert cli("submit", spec).lines == []
     store.close()
 
 
-@pytest.mark.parametrize("command", ["ls", "show", "wait", "logs"])
-def test_a_run_that_died_is_not_called_running(cli: Cli, spec: Path, command: str) -> None:
-    """Where no worker looks for lost jobs, whoever asks about them does."""
-    store = cli.store()
-    loaded = load(spec)
-    job = queued(store, spec=dump(loaded), name="n", kind="score", foreground=True, now=time.time())
-    with store.workers.hold({"role": "run"}) as lease:
-        assert store.jobs.claim_foreground(job.id, lease.id, now=time.time()) is not None
-        assert cli("ls", "--json").json[0]["state"] == "running"
-    cli(
-        *{"ls": ["ls"], "wait": ["wait", job.id, "--timeout", "1s"], "logs": ["logs", job.id, "-f"]}.get(
-            command, [command, job.id]
-        )
-    )
-    found = store.jobs.get(job.id)
-    assert (found.state, found.error) == (JobState.FAILED, "the run process died")
-    store.close()
+def test_submit_wait_starts_one_worker_for_what_no_worker_of_this_machine_can_take(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job is cancelled, as one for a device that is not there."""
+    started: list[str] = []
+
+    def start(*, store: Store, device: str, max_idle_s: float) -> list[WorkerInfo]:
+        started.append(device)
+        info = {"most_ranks": 2}
+        return [WorkerInfo(id="0-w", pid=1, device="cpu", started_at=0.0, status="ready", info=info)]
+
+    monkeypatch.setattr(client, "start_worker", start)
+    monkeypatch.setattr(cli_submit, "_LOOK_S", 0.0)
+    answer = cli("submit", training_on(tmp_path, "device: cpu\n  gpus: 4"), "--wait", "--timeout", "60s")
+    assert (answer.code, started) == (2, ["cpu"])
+    assert "run.gpus: found 4, but no worker's machine has so many devices (cpu: 2 cores)" in answer.err
+    assert [row["state"] for row in cli("ls", "--json").json] == ["cancelled"]
+
+
+def training_on(folder: Path, run: str) -> Path:
+    """A spec of a training, with these lines in `run`."""
+    lay_out(folder)
+    path = folder / "training.yaml"
+    path.write_text(FINETUNE.replace("device: auto", run))
+    return path
 
 
 def test_a_key_gives_the_job_that_exists(cli: Cli, spec: Path) -> None:

@@ -28,7 +28,7 @@ class Child:
     device = "cpu"
 
     def __init__(self, **software: str) -> None:
-        self.software, self.places = software, 1
+        self.software, self.most_ranks = software, 1
         self.given: list[Job] = []
 
     def moved(self) -> bool:

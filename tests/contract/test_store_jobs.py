@@ -132,16 +132,16 @@ def test_device(store: Store, wanted: str, offered: str, fits: bool) -> None:
     assert (claim(store, device=offered) is not None) == fits
 
 
-def test_ranks(store: Store) -> None:
-    """A training of several ranks goes only to a machine with places for all of them; it does not hold up others."""
+def test_world_size(store: Store) -> None:
+    """A training on several devices goes only to a machine that has them; it does not hold up others."""
     training = submit(store, "training", kind="finetune", spec={"kind": "finetune", "run": {"gpus": 3}}, device="cuda")
     scoring = submit(store, "scoring", spec={"kind": "score", "run": {"gpus": 3}})
 
-    def taken(places: int) -> Job | None:
-        return store.jobs.claim("0-w", device="cuda:0", places=places, now=NOW)
+    def taken(most: int) -> Job | None:
+        return store.jobs.claim("0-w", device="cuda:0", most_ranks=most, now=NOW)
 
-    assert training.ranks == 3
-    assert scoring.ranks == 1
+    assert training.world_size == 3
+    assert scoring.world_size == 1
     assert [job and job.id for job in (taken(2), taken(2), taken(3))] == [scoring.id, None, training.id]
 
 

@@ -36,14 +36,14 @@ def places(store: Store, device: torch.device, count: int, loan: Loan | None = N
     DevicesTaken where it takes only other jobs to end, and JobFailed otherwise. The leader computes on its own device
     and on no other, so it is DevicesTaken, too, if a rank was on that before.
     """
-    separate, most = devices.separate_memory(device), devices.places(device)
-    if count > most:
-        has = f"this machine has {counted(most, 'CUDA device')}"
-        has = has if separate else f"this process has {counted(most, 'core')} of the CPU"
-        raise UsageError(f"run.gpus: found {count}, but {has}")
-    if not separate:
+    most = devices.most_ranks(device)
+    if not devices.separate_memory(device):
+        if count > most:
+            raise UsageError(f"run.gpus: found {count}, but this process has {counted(most, 'core')} of the CPU")
         yield [str(device)] * count
         return
+    if count > most:
+        raise UsageError(f"run.gpus: found {count}, but this machine has {counted(most, 'CUDA device')}")
     others = [str(other) for other in devices.present() if other.type == device.type and other != device]
     search = _Search(store=store, own=str(device), others=others, count=count, loan=loan)
     asked: tuple[list[str], int] | None = None

@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("jobs", sa.Column("ranks", sa.Integer(), nullable=False, server_default="1"))
+    op.add_column("jobs", sa.Column("world_size", sa.Integer(), nullable=False, server_default="1"))
 
 
 def downgrade() -> None:
