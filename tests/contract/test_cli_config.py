@@ -209,6 +209,7 @@ class _Idle:
     """A child process that takes a job and does nothing."""
 
     device = "cpu"
+    most_ranks = 1
     software: Mapping[str, str] = MappingProxyType({})
 
     def moved(self) -> bool:

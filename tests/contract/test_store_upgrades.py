@@ -27,6 +27,7 @@ BEFORE = (
     "DROP TABLE members",
     "DROP TABLE task_times",
     "ALTER TABLE jobs DROP COLUMN gpus",
+    "ALTER TABLE jobs DROP COLUMN world_size",
     "ALTER TABLE attempts DROP COLUMN seal",
     "ALTER TABLE workers DROP COLUMN suspected_at",
     "DROP INDEX ix_jobs_next",
