@@ -7,8 +7,8 @@ Functions of the package are timed, each without the timed ones that it calls. O
 at once, so that the wait for it falls into `the batches`; `schedule.replay_us` of the job says how long the device
 worked.
 Each line of FILE is JSON about one job: stamps of the monotonic clock, milliseconds by phase, and counts of what waits
-for the disk. SQLite's own syncs are told by its commits: 4 each with a rollback journal (journal twice, its folder, the
-database), 1 each with a write-ahead log.
+for the disk. SQLite's own syncs are told by its commits: 5 each with a rollback journal (journal twice, its folder, the
+database, the emptied journal), 1 each with a write-ahead log.
 """
 
 from __future__ import annotations
