@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -245,7 +246,8 @@ def test_verify_replays(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -
     """Replayed where the model's file is here and may run; else it is said plainly why not, and that is no failure."""
     (made,) = cli("cache", "build", spec, "--json").json
     (row,) = cli("cache", "verify", "--replay", "--json").json
-    assert (row["replayed"], row["sound"], row["said"]) == (True, True, "equals eager")
+    assert (row["replayed"], row["sound"]) == (True, True)
+    assert re.fullmatch(r"equals eager|differs from eager by \d\S*, at most 0.001 is allowed", row["said"])
     (listed,) = cli("cache", "ls", "--json").json
     assert (listed["hits"], cli("cache", "stats", "--json").json["uses"]["stored"]) == (0, 0), "to look is not to use"
     monkeypatch.delenv("NIMBLE_JOBS_ALLOW_PYTHON")
