@@ -75,7 +75,7 @@ part() {  # NAME SECONDS: measure it
         decoding) "$PYTHON" scripts/measure_decoding.py ${PHOTOS:+--photos "$PHOTOS"} --json "$out.json" ;;
         jpeg-training)
             "$PYTHON" scripts/bench_training_job.py resnet50:224:1200 --batch 64 --dtype bf16 --jpegs 8192 --decode gpu cpu --json "$out.json" ;;
-        first-runs) "$PYTHON" scripts/bench_first_run.py --phases --records "${RECORDS:-100,1000,20000,30000,100000}" --json "$out.json" ;;
+        first-runs) "$PYTHON" scripts/bench_first_run.py --records "${RECORDS:-100,1000,20000,30000,100000}" --json "$out.json" ;;
         run) "$PYTHON" scripts/measure_run.py resnet50 --batch 64 --records 8192 --phases --json "$out.json" ;;
         *) echo "gpu_parts: unknown part $1"; return 2 ;;
     esac

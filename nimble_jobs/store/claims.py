@@ -233,8 +233,7 @@ def _next_job(*, lock: bool) -> Select[Any]:
     """The first job that may run, among the jobs without a group and the first job of each group with room.
 
     Each of them is the first row that fits in `ix_jobs_claim`. `for_devices`, `for_ranks` and `until` (Unix seconds)
-    come later.
-    With `lock`, PostgreSQL locks these rows and passes over those that another claim has locked.
+    come later. With `lock`, PostgreSQL locks these rows and passes over those that another claim has locked.
     """
     job = aliased(JobRow)
     first = (

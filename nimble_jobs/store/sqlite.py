@@ -22,7 +22,7 @@ _WAL_IS_SOUND = (3, 51, 3)  # older versions can lose committed pages when the l
 def journal_mode() -> str:
     """The journal mode in which this version of SQLite does not corrupt databases.
 
-    A rollback journal is emptied, not removed: that is quicker, and a commit is durable with one sync of it.
+    A rollback journal is emptied, not removed: that is quicker, and needs no sync of the folder to be durable.
     """
     return "WAL" if sqlite3.sqlite_version_info >= _WAL_IS_SOUND else "TRUNCATE"
 

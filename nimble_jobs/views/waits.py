@@ -41,13 +41,12 @@ def in_line(why: str) -> bool:
 
 def takes(worker: WorkerInfo, job: Job) -> bool:
     """Whether this worker will run the job once its turn comes."""
-    return (
-        not _leaves(worker) and _fits(worker, job) and job.world_size <= worker.info.get("most_ranks", job.world_size)
-    )
+    return _has_device(worker, job) and job.world_size <= worker.info.get("most_ranks", job.world_size)
 
 
-def _fits(worker: WorkerInfo, job: Job) -> bool:
-    return (
+def _has_device(worker: WorkerInfo, job: Job) -> bool:
+    """Whether this worker stays and is on a device for the job, however many the job needs."""
+    return not _leaves(worker) and (
         job.device == "auto"
         or job.device in (worker.device, worker.device.partition(":")[0])
         or worker.device == "auto"  # it has not reported its device yet
@@ -69,9 +68,8 @@ def _leaves(worker: WorkerInfo) -> bool:
 
 def no_worker(job: Job, live: Sequence[WorkerInfo]) -> str:
     """A message that no live worker will run the job, with how to start one that does."""
-    small = [worker for worker in live if not _leaves(worker) and _fits(worker, job)]
-    if small:
-        room = {worker.device: worker.info.get("most_ranks") for worker in small}
+    room = {worker.device: worker.info.get("most_ranks") for worker in live if _has_device(worker, job)}
+    if room:
         have = ", ".join(
             f"{device}: {most}{' cores' if device == 'cpu' else ''}" for device, most in sorted(room.items())
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -244,10 +243,10 @@ def test_why_knows_that_it_was_set_aside(cli: Cli, spec: Path) -> None:
 
 def test_verify_replays(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Replayed where the model's file is here and may run; else it is said plainly why not, and that is no failure."""
-    (made,) = cli("cache", "build", spec, "--json").json
+    # With oneDNN's kernels, which a search on busy cores may choose, a replay differs by its rounding.
+    (made,) = cli("cache", "build", spec, "schedule.fuse=off", "--json").json
     (row,) = cli("cache", "verify", "--replay", "--json").json
-    assert (row["replayed"], row["sound"]) == (True, True)
-    assert re.fullmatch(r"equals eager|differs from eager by \d\S*, at most 0.001 is allowed", row["said"])
+    assert (row["replayed"], row["sound"], row["said"]) == (True, True, "equals eager")
     (listed,) = cli("cache", "ls", "--json").json
     assert (listed["hits"], cli("cache", "stats", "--json").json["uses"]["stored"]) == (0, 0), "to look is not to use"
     monkeypatch.delenv("NIMBLE_JOBS_ALLOW_PYTHON")
