@@ -94,10 +94,15 @@ def keep() -> tuple[dict[str, Any], list[int]] | None:
         return fork((0, 1, 2), inherited, words=how, environment=dict(os.environ), name=SPAWNED)
 
     def spawn(
-        path: str, words: Sequence[str], environment: Mapping[str, str], *, file_actions: Sequence[Any], setsid: bool
+        path: str,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        file_actions: Sequence[Any] = (),
+        **more: Any,
     ) -> int:
         if [*words[: len(_WORKER)]] != _WORKER or environment.get("PYTHONPATH") != python_path:
-            return cold_spawn(path, words, environment, file_actions=file_actions, setsid=setsid)
+            return cold_spawn(path, words, environment, file_actions=file_actions, **more)
         with ExitStack() as opened:
             standard = [0, 1, 2]
             for what, *how in file_actions:
@@ -108,7 +113,7 @@ def keep() -> tuple[dict[str, Any], list[int]] | None:
                     assert what == os.POSIX_SPAWN_DUP2
                     file, number = how
                 standard[number] = file
-            return fork(standard, words=list(words[1:]), environment=dict(environment), setsid=setsid)
+            return fork(standard, words=list(words[1:]), environment=dict(environment), setsid=more["setsid"])
 
     def execute(words: Sequence[str | bytes], *given: Any) -> int:
         command = [os.fsdecode(word) for word in words]
