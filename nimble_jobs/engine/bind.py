@@ -7,7 +7,7 @@ released as soon as the plan proves that no task still uses it, so that the allo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -63,15 +63,15 @@ class Bound:
         return {port.name: tensor_at(env[port.view.buffer], port.view) for port in self.outputs}
 
 
-def tensor_at(base: torch.Tensor, view: View) -> torch.Tensor:
-    """The tensor that a view describes, over the storage of `base`."""
-    wanted = dtype(view.dtype)
+def tensor_at(base: torch.Tensor, view: View, start: int = 0) -> torch.Tensor:
+    """The tensor that a view describes, over the storage of `base` from `start` on, in the view's items."""
+    wanted, offset = dtype(view.dtype), start + view.offset
     if base.dtype == wanted:
-        if base.shape == view.shape and base.stride() == view.stride and base.storage_offset() == view.offset:
+        if base.shape == view.shape and base.stride() == view.stride and base.storage_offset() == offset:
             return base
-        return base.as_strided(view.shape, view.stride, view.offset)
+        return base.as_strided(view.shape, view.stride, offset)
     empty = torch.empty(0, dtype=wanted, device=base.device)
-    return empty.set_(base.untyped_storage(), view.offset, view.shape, view.stride)
+    return empty.set_(base.untyped_storage(), offset, view.shape, view.stride)
 
 
 def bind(
@@ -218,15 +218,19 @@ def _call(
         if view.buffer not in fixed:
             return _Dynamic(view)
         start = starts.get(view.buffer, 0) // view.itemsize  # starts are multiples of every item size
-        return tensor_at(fixed[view.buffer], replace(view, offset=start + view.offset))
+        return tensor_at(fixed[view.buffer], view, start)
 
     args = [decode(a, at_bind_time, device) for a in task.args]
     kwargs = {name: decode(a, at_bind_time, device) for name, a in task.kwargs}
     existing = {v.buffer for v in (*task.reads, *task.mutates)}
     results = _fresh_outputs(task.outputs, existing)
+    fixed_args = not any(map(_changes, (*args, *kwargs.values())))
 
     def call(env: Env) -> None:
-        result = op(*[_resolve(a, env) for a in args], **{n: _resolve(a, env) for n, a in kwargs.items()})
+        if fixed_args:
+            result = op(*args, **kwargs)
+        else:
+            result = op(*[_resolve(a, env) for a in args], **{n: _resolve(a, env) for n, a in kwargs.items()})
         for path, view in results:
             value = result
             for position in path:
@@ -253,6 +257,11 @@ def _operator(name: str) -> Callable[..., Any]:
             return op(*args, **kwargs)
 
     return with_grad_mode
+
+
+def _changes(value: Any) -> bool:
+    """Whether `_resolve` makes something else of it."""
+    return type(value) is _Dynamic or (type(value) is list and any(map(_changes, value)))
 
 
 def _resolve(value: Any, env: Env) -> Any:

@@ -22,8 +22,6 @@ from nimble_jobs.errors import CaptureFailed, EngineError, OutOfMemory
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.schedule import Plan, Program
 
-_WARM_UP_RUNS = 3  # before the capture, so that libraries choose algorithms and make workspaces
-
 
 class Instance(Protocol):
     """A captured schedule over static buffers."""
@@ -48,26 +46,26 @@ def capture(
     device: torch.device,
     kernels: Mapping[str, Callable[..., None]] = MappingProxyType({}),
     memory: MemoryPlan | None = None,
-    example: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    example: Mapping[str, torch.Tensor] | None = MappingProxyType({}),
 ) -> Instance:
     """Prepare a program for replays on `device`. `memory` places the intermediates (default: `arena_plan`).
 
-    It runs a few times first, on the inputs in `example`, or on zeros for inputs that are not in it. Some operators
-    cannot take zeros.
+    It runs once before, on the inputs in `example`, or on zeros for inputs that are not in it. Some operators cannot
+    take zeros. With None it does not run: that is for another capture of a plan by the thread that captured it last.
 
-    Raises CaptureFailed if the device refuses, once those runs have ended, EngineError if something else stands against
+    Raises CaptureFailed if the device refuses, once that run has ended, EngineError if something else stands against
     it, and OutOfMemory if it does not fit.
     """
     memory = memory or arena_plan(program, plan)
     try:
         bound = bind(program, plan, state=state, constants=constants, device=device, kernels=kernels, memory=memory)
         for name, tensor in bound.inputs.items():
-            if name in example:
+            if example and name in example:
                 tensor.copy_(example[name])
             else:
                 tensor.zero_()
         return (
-            _GraphInstance(bound, device, plan.streams)
+            _GraphInstance(bound, device, plan.streams, run_first=example is not None)
             if able(device).graphs
             else _CallInstance(bound, planned_bytes(program, plan, memory, device))
         )
@@ -103,18 +101,17 @@ class _CallInstance:
 class _GraphInstance:
     """One CUDA graph with its own memory pool."""
 
-    def __init__(self, bound: Bound, device: torch.device, count: int) -> None:
+    def __init__(self, bound: Bound, device: torch.device, count: int, *, run_first: bool) -> None:
         self._device = device
         pool = streams(device, count) if count > 1 else []
         self._bound: Bound | None = bound
         self.inputs = bound.inputs
         with torch.cuda.device(device), torch.no_grad(), borrowed(device) as stream:
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM_UP_RUNS):
+            if run_first:  # so that kernels are loaded, and libraries choose algorithms
+                stream.wait_stream(torch.cuda.current_stream(device))
+                with torch.cuda.stream(stream):
                     _launch(bound, pool)
-                    synchronize(device)
-            torch.cuda.current_stream(device).wait_stream(stream)
+                torch.cuda.current_stream(device).wait_stream(stream)
             synchronize(device)
             # Workspaces that are made during the capture lie in this graph's own pool and live as long as it does.
             # A workspace from elsewhere could be freed while the graph still uses it (pytorch#193402).

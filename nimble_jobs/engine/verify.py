@@ -87,6 +87,7 @@ def check(
         put_back()
         try:
             sequence, wanted = _expected(eager, drawn, example, changing, put_back)
+            first: dict[str, torch.Tensor] = {}  # what the first instance gave, until it is called again
             for replayed, i in itertools.product((instance, *others), range(len(sequence))):
                 if i == 0:
                     put_back()
@@ -95,6 +96,10 @@ def check(
                 synchronize(device)
                 if found.keys() != expected.keys():
                     raise CheckFailed(f"the replay has the outputs {sorted(found)}, eager has {sorted(expected)}")
+                if first and all(torch.equal(found[name], tensor) for name, tensor in first.items()):
+                    continue  # as near to eager as the first instance, for less work
+                if len(sequence) == 1 and not changing:
+                    first = first or found
                 for name, tensor in expected.items():
                     if thorough and scales[i] == 1.0:
                         norms[name] = max(norms.get(name, 0.0), _norm(tensor))

@@ -3,7 +3,7 @@
 `transformers.modeling_utils` and a model's module import torch's compiler with SymPy and Triton, distributed tensors
 and checkpoints, and SciPy for the losses of detectors. Here these are imported at their first use (`later.py`). To know
 which names it has, transformers also reads each of its 2,500 files, twice. Here it reads them once it is asked for a
-name that it does not know yet.
+name that it does not know yet. And it has Python look for every file of every installed package, to learn their names.
 
 This depends on private names, and on what transformers imports where. So it is done for the versions below only. All
 others are imported as usual, and so are these if their import fails this way.
@@ -11,6 +11,7 @@ others are imported as usual, and so are these if their import fails this way.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
@@ -20,12 +21,12 @@ import json
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from nimble_jobs.errors import NimbleError
-from nimble_jobs.models.identity import opened
+from nimble_jobs.models.identity import distributions_by_name, opened
 from nimble_jobs.models.later import Later
 from nimble_jobs.models.torchvision_import import import_torchvision
 from nimble_jobs.sentence import transformer_folder
@@ -66,7 +67,7 @@ def import_transformers(folder: Path) -> None:
         try:
             if importlib.util.find_spec("torchvision") is not None:  # transformers takes names of its transforms
                 import_torchvision()
-            with Later(_LIBRARY, (*_FAMILIES, *own), own={_COMPILER: marks.own}, after=after):
+            with _quick_owners(), Later(_LIBRARY, (*_FAMILIES, *own), own={_COMPILER: marks.own}, after=after):
                 importlib.import_module(_MODELING)
                 _import_model(folder)
         except Exception as error:  # noqa: BLE001  # whatever meets a stand-in where it expects more
@@ -77,6 +78,18 @@ def import_transformers(folder: Path) -> None:
             names.let_read()
     importlib.import_module(_MODELING)
     _import_model(folder)
+
+
+@contextlib.contextmanager
+def _quick_owners() -> Iterator[None]:
+    """Find out which package a module is of without asking the disk for every file."""
+    names: Any = vars(importlib.metadata)
+    usual = names["packages_distributions"]
+    names["packages_distributions"] = distributions_by_name
+    try:
+        yield
+    finally:
+        names["packages_distributions"] = usual
 
 
 def _import_model(folder: Path) -> None:

@@ -6,11 +6,8 @@ stages and moments. docs/measurements/kill-rounds.md holds the result of fifty.
 
 from __future__ import annotations
 
-import ast
 import os
 import random
-import signal
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -25,9 +22,10 @@ from nimble_jobs.data import fetched
 from nimble_jobs.job import JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
-from tests import prefork, s3
+from tests import s3
 from tests.object_jobs import upload
 from tests.seeds import seed
+from tests.stage_kills import left_over, published, score
 from tests.store_samples import queued
 from tests.waiting import until
 
@@ -45,7 +43,6 @@ class Means(torch.nn.Module):
     def forward(self, x):
         return x.mean((2, 3)) * self.scale
 """
-MARK = "NIMBLE_TEST_STAGE_KILLS"  # in the environment of all processes of a round
 
 
 @pytest.fixture(scope="module")
@@ -80,35 +77,6 @@ def prepared(base: Path, pictures: Path | str) -> None:
         queued(store, spec=resolved, name="n", kind="score", allow_python=[str(base)], now=time.time())
 
 
-def score(base: Path, stage: str, number: int) -> dict[str, int] | None:
-    """Run the next attempt, with a SIGKILL when `stage` works for the `number`-th time. Returns how often each stage
-    worked, or None if the process was killed.
-    """
-    command = [sys.executable, dying_stages.__file__, str(base), stage, str(number)]
-    done = prefork.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, MARK: str(base)})
-    if done.returncode == -signal.SIGKILL:
-        return None
-    assert done.returncode == 0, done.stderr
-    return dict(ast.literal_eval(done.stdout.strip().splitlines()[-1]))
-
-
-def published(base: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted((base / "out").iterdir()) if file.name != "manifest.json"}
-
-
-def left_over(base: Path) -> list[int]:
-    """The processes of a round that are still running."""
-    mark = f"{MARK}={base}\0".encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (folder / "environ").read_bytes() + b"\0" and int(folder.name) != os.getpid():
-                found.append(int(folder.name))
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-    return found
-
-
 @pytest.mark.timeout(300 + 90 * ROUNDS)
 def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
     """Each job is killed twice, in two random stages at random moments. No process of a killed attempt survives."""
@@ -133,7 +101,6 @@ def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
             if not died[-1]:
                 break
             killed[kill[0]] += 1
-            lose(base)
         told = f"seed {SEED}, round {number}: killed at {kills}, {died}"
         assert died[0], told
         with open_store(base / "home") as store:
@@ -172,7 +139,6 @@ def test_killed_while_pictures_are_fetched(tmp_path: Path, pictures: Path, monke
                 break
             assert fetched_before <= len(copies) <= PICTURES, told
             fetched_before = len(copies)
-            lose(base)
         assert died[0], told
         with open_store(base / "home") as store:
             (job,) = store.jobs.list()
@@ -180,10 +146,3 @@ def test_killed_while_pictures_are_fetched(tmp_path: Path, pictures: Path, monke
             assert list(fetched.held(store.home)) == [], told
         assert published(base) == expected, told
         until(lambda base=base: not left_over(base))  # type: ignore[misc]
-
-
-def lose(base: Path) -> None:
-    """Count the job's attempt as lost, as a worker would."""
-    with open_store(base / "home") as store:
-        (job,) = store.jobs.list()
-        store.jobs.fail(job.id, job.attempt, error="the worker died", retry=True, lost=True, now=time.time())

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import random
-import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import dying_stages
 import pytest
 
 from nimble_jobs import spec as specs
 from nimble_jobs.job import JobState
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
-from tests import prefork
 from tests.seeds import seed
+from tests.stage_kills import published, score
 from tests.store_samples import queued
 from tests.text_jobs import sentences, write_texts
 from tests.text_models import write_bert
@@ -73,25 +69,6 @@ def prepared(base: Path, model: Path, given: dict[str, Any]) -> None:
     }
     with open_store(resolve(str(base / "home"))) as store:
         queued(store, spec=specs.dump(specs.restore(spec)), name="n", kind="score", now=time.time())
-
-
-def score(base: Path, stage: str, number: int) -> dict[str, int] | None:
-    """Run the next attempt in a process, which gets a SIGKILL when `stage` works for the `number`-th time. Returns how
-    often each stage worked, or None if the process was killed.
-    """
-    command = [sys.executable, dying_stages.__file__, str(base), stage, str(number)]
-    done = prefork.run(command, capture_output=True, text=True, timeout=120)
-    if done.returncode == -signal.SIGKILL:
-        with open_store(base / "home") as store:  # as a worker would count it
-            (job,) = store.jobs.list()
-            store.jobs.fail(job.id, job.attempt, error="the worker died", retry=True, lost=True, now=time.time())
-        return None
-    assert done.returncode == 0, done.stderr
-    return dict(ast.literal_eval(done.stdout.strip().splitlines()[-1]))
-
-
-def published(base: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted((base / "out").iterdir()) if file.name != "manifest.json"}
 
 
 @pytest.mark.timeout(600)

@@ -122,7 +122,7 @@ def capture_several(
     memory: MemoryPlan | None = None,
 ) -> tuple[Instance, ...]:
     """`count` instances of a plan over one module's state. Raises OutOfMemory, EngineError; then none is left."""
-    memory = memory or arena_plan(recording.program, plan)
+    memory, state = memory or arena_plan(recording.program, plan), state_of(module)
     made: list[Instance] = []
     try:
         for _ in range(count):
@@ -130,12 +130,12 @@ def capture_several(
                 capture(
                     recording.program,
                     plan,
-                    state=state_of(module),
+                    state=state,
                     constants=recording.constants,
                     kernels=recording.kernels,
                     device=device,
                     memory=memory,
-                    example=recording.example,
+                    example=None if made else recording.example,
                 )
             )
     except BaseException:

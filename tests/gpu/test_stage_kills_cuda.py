@@ -1,0 +1,138 @@
+"""SIGKILL in any stage of a job whose pictures the GPU decodes and whose batches it replays: outputs are equal.
+
+NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, NIMBLE_JOBS_KILL_SEED the stages and moments.
+docs/measurements/kill-rounds.md holds the result of fifty.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nimble_jobs import spec as specs
+from nimble_jobs.job import JobState
+from nimble_jobs.store import open_store
+from nimble_jobs.store.home import resolve
+from tests.photographs import jpeg, photographs
+from tests.seeds import seed
+from tests.stage_kills import left_over, published, score
+from tests.store_samples import queued
+from tests.waiting import until
+
+ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
+SEED = seed()
+AT_ONCE = 8  # rounds
+PICTURES, BATCH, SHARD = 96, 8, 20
+STAGES = {"read", "decode", "upload", "replay", "download", "columns", "shards", "sheets", "publish"}
+MODEL = """\
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, 2), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten()
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs of several sizes that the GPU decodes, one that only the host can, and one that is cut off."""
+    folder = tmp_path_factory.mktemp("pictures")
+    rng, images = np.random.default_rng(0), list(photographs().values())
+    for i in range(PICTURES):
+        image = images[i % len(images)].resize(tuple(rng.integers(60, 300, 2).tolist()))
+        (folder / f"{i:03d}.jpg").write_bytes(jpeg(image, progressive=i == 7))
+    (folder / "011.jpg").write_bytes((folder / "012.jpg").read_bytes()[:300])
+    return folder
+
+
+@pytest.fixture
+def device_memory() -> Iterator[None]:
+    """What the device has free must be free again."""
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    yield
+    gc.collect()
+    until(lambda: torch.cuda.mem_get_info()[0] >= before - (64 << 20))
+
+
+def prepared(base: Path, pictures: Path) -> None:
+    """Queue a job that builds its schedule, as its folder is its own."""
+    base.mkdir()
+    (base / "model.py").write_text(MODEL)
+    spec = {
+        "version": 1,
+        "name": "n",
+        "kind": "score",
+        "model": {"source": f"python:{base}/model.py:make", "dtype": "fp16"},
+        "input": {
+            "source": str(pictures),
+            "format": "images",
+            "batch_size": BATCH,
+            "transform": {"resize": [64, 64]},
+            "decode": "gpu",
+        },
+        "schedule": {"progressive": False, "fuse": "off"},
+        "output": {"path": str(base / "out"), "format": "jsonl", "fields": ["id", "logits"], "shard_size": SHARD},
+        "run": {"device": "cuda:0", "error_threshold": 0.1, "retry": {"max_attempts": 100}},
+    }
+    with open_store(resolve(str(base / "home"))) as store:
+        resolved = specs.dump(specs.restore(spec))
+        queued(store, spec=resolved, name="n", kind="score", allow_python=[str(base)], now=time.time())
+
+
+def one_round(base: Path, pictures: Path, kills: list[tuple[str, int]], expected: dict[str, bytes]) -> list[bool]:
+    """Two kills and an attempt that ends; which of them died. Raises AssertionError if an output differs."""
+    prepared(base, pictures)
+    died = []
+    for kill in [*kills, ("none", 0)]:
+        died.append(score(base, *kill, device="cuda:0") is None)
+        if not died[-1]:
+            break
+    told = f"seed {SEED}, {base.name}: killed at {kills}, {died}"
+    assert died[0], told
+    with open_store(base / "home") as store:
+        (job,) = store.jobs.list()
+        assert job.state is JobState.SUCCEEDED, told
+        assert job.schedule["runs"] == "schedule", told
+        assert store.check() == [], told
+    assert published(base) == expected, told
+    until(lambda: not left_over(base))
+    return died
+
+
+@pytest.mark.timeout(300 + 30 * ROUNDS)
+@pytest.mark.usefixtures("device_memory")
+def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
+    """Each job is killed in two random stages at random moments. No process, shared memory or device memory is left."""
+    draw = random.Random(SEED)
+    shared = set(Path("/dev/shm").iterdir())
+    whole = tmp_path / "whole"
+    prepared(whole, pictures)
+    works = score(whole, "none", 0, device="cuda:0")
+    assert works is not None
+    works.pop("processes")
+    assert set(works) == STAGES
+    expected = published(whole)
+    assert b"011.jpg" in expected["errors.jsonl"]
+    plans = [[(s, draw.randint(1, works[s])) for s in draw.sample(sorted(works), 2)] for _ in range(ROUNDS)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        rounds = [
+            pool.submit(one_round, tmp_path / f"round-{number}", pictures, kills, expected)
+            for number, kills in enumerate(plans)
+        ]
+        ended = [each.result() for each in rounds]
+    killed = Counter(stage for kills, died in zip(plans, ended, strict=True) for stage, _ in kills[: sum(died)])
+    print(f"seed {SEED}: {ROUNDS} rounds, {sum(map(len, ended))} attempts, killed in {dict(sorted(killed.items()))}")
+    assert set(Path("/dev/shm").iterdir()) <= shared
