@@ -32,6 +32,7 @@ from tests.waiting import until
 ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
 SEED = seed()
 AT_ONCE = 8  # rounds
+ATTEMPTS = 6  # after the kills, at most
 PICTURES, BATCH, SHARD = 96, 8, 20
 STAGES = {"read", "decode", "upload", "replay", "download", "columns", "shards", "sheets", "publish"}
 MODEL = """\
@@ -92,24 +93,37 @@ def prepared(base: Path, pictures: Path) -> None:
         queued(store, spec=resolved, name="n", kind="score", allow_python=[str(base)], now=time.time())
 
 
-def one_round(base: Path, pictures: Path, kills: list[tuple[str, int]], expected: dict[str, bytes]) -> list[bool]:
-    """Two kills and an attempt that ends; which of them died. Raises AssertionError if an output differs."""
+def one_round(
+    base: Path, pictures: Path, kills: list[tuple[str, int]], expected: dict[str, bytes]
+) -> tuple[list[bool], list[str]]:
+    """Two kills, and attempts until the job ends: which of the kills were in time, and why an attempt began anew for
+    another reason, as when the death of another process takes the device's decoders from this one.
+
+    Raises AssertionError if an output differs.
+    """
     prepared(base, pictures)
     died = []
-    for kill in [*kills, ("none", 0)]:
+    for kill in kills:
         died.append(score(base, *kill, device="cuda:0") is None)
         if not died[-1]:
             break
     told = f"seed {SEED}, {base.name}: killed at {kills}, {died}"
     assert died[0], told
-    with open_store(base / "home") as store:
-        (job,) = store.jobs.list()
-        assert job.state is JobState.SUCCEEDED, told
-        assert job.schedule["runs"] == "schedule", told
-        assert store.check() == [], told
+    for _ in range(ATTEMPTS):
+        with open_store(base / "home") as store:
+            (job,) = store.jobs.list()
+            reasons = [e.message for e in store.jobs.events(job.id) if e.kind in ("requeued", "failed")]
+            if job.state is not JobState.QUEUED:
+                assert job.state is JobState.SUCCEEDED, f"{told}: {job.error}"
+                assert job.schedule["runs"] == "schedule", told
+                assert store.check() == [], told
+                break
+        score(base, "none", 0, device="cuda:0")
+    else:
+        raise AssertionError(f"{told}: {reasons}")
     assert published(base) == expected, told
     until(lambda: not left_over(base))
-    return died
+    return died, [reason for reason in reasons if "worker died" not in reason]
 
 
 @pytest.mark.timeout(300 + 30 * ROUNDS)
@@ -133,6 +147,6 @@ def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
             for number, kills in enumerate(plans)
         ]
         ended = [each.result() for each in rounds]
-    killed = Counter(stage for kills, died in zip(plans, ended, strict=True) for stage, _ in kills[: sum(died)])
-    print(f"seed {SEED}: {ROUNDS} rounds, {sum(map(len, ended))} attempts, killed in {dict(sorted(killed.items()))}")
+    killed = Counter(stage for kills, (died, _) in zip(plans, ended, strict=True) for stage, _ in kills[: sum(died)])
+    print(f"seed {SEED}: {ROUNDS} rounds, killed in {dict(sorted(killed.items()))}; {[r for _, r in ended if r]}")
     assert set(Path("/dev/shm").iterdir()) <= shared
