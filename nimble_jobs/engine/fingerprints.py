@@ -13,6 +13,7 @@ from nimble_jobs.engine.device import able
 from nimble_jobs.engine.private.modes import functions_off
 
 _THREADS = 4  # more do not read faster from memory
+_SMALL_BYTES = 1 << 20  # read sooner than threads start
 
 
 @torch.no_grad()
@@ -35,7 +36,9 @@ def fingerprints(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
                 on_host[name] = flat
         for each in sums.values():
             found.update(zip(each, torch.stack(list(each.values())).tolist(), strict=True))
-        if on_host:
+        if sum(flat.numel() for flat in on_host.values()) <= _SMALL_BYTES:
+            found.update((name, _checksum(flat)) for name, flat in on_host.items())
+        else:
             with ThreadPoolExecutor(max(1, min(_THREADS, torch.get_num_threads()))) as pool:
                 found.update(zip(on_host, pool.map(_checksum, on_host.values()), strict=True))
     return found
