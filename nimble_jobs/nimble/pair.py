@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,7 +21,6 @@ from nimble_jobs.nimble.writes import names_written
 from nimble_jobs.planner.step.compare import (
     GRADIENT_SLACK,
     NOISE,
-    SAMPLES,
     compare,
     compare_gradient,
     copies,
@@ -28,9 +28,9 @@ from nimble_jobs.planner.step.compare import (
     matters,
     noise_of,
     put,
+    rare_noise,
     rms,
     unit_roundoff,
-    widest,
 )
 from nimble_jobs.planner.step.request import Tensors
 from nimble_jobs.schedule import Plan
@@ -178,8 +178,11 @@ def check(
                     if _rough(subject):
                         raise
                     gradients = {n: made[gradient_name(n)] for n in step.differentiable}
-                    more = _sampled_noise(subject, inputs, gradients, right[1], number, changing)
-                    worst = max(worst, _same_gradients(pair, right[1], tolerance, more))
+                    now = copies(changing)
+                    sample = partial(_noise, subject, inputs, gradients, right[1], number)
+                    noise_here = rare_noise(sample, tolerance * GRADIENT_SLACK)
+                    put(changing, now)
+                    worst = max(worst, _same_gradients(pair, right[1], tolerance, noise_here))
         finally:
             put(changing, before)
     return worst
@@ -228,27 +231,17 @@ def _unit(subject: Subject) -> float:
     return unit_roundoff([t.dtype for t in tensors], subject.device)
 
 
-def _sampled_noise(
-    subject: Subject, inputs: Tensors, gradients: Tensors, expected: Tensors, seed: int, changing: Tensors
-) -> dict[str, float]:
-    """The largest of several `_noise`. What a step changes is put back."""
-    now = copies(changing)
-    try:
-        return widest(_noise(subject, inputs, gradients, expected, seed, sample=i) for i in range(SAMPLES))
-    finally:
-        put(changing, now)
-
-
 def _noise(
-    subject: Subject, inputs: Tensors, gradients: Tensors, expected: Tensors, seed: int, *, sample: int = 0
+    subject: Subject, inputs: Tensors, gradients: Tensors, expected: Tensors, seed: int, sample: int | None = 0
 ) -> dict[str, float]:
     """How far rounding alone moves each gradient: relative norms by leaf. The parameters stay as they are. Random masks
-    come of `seed`, and with `sample` what is rounded how.
+    come of `seed`, and with `sample` what is rounded how; None: nothing is.
     """
     parameters = dict(subject.parameters)
     before, other = copies(parameters), copies(inputs)
     try:
-        disturb([*parameters.values(), *other.values()], _unit(subject), seed + sample)
+        if sample is not None:
+            disturb([*parameters.values(), *other.values()], _unit(subject), seed + sample)
         seed_all(seed, subject.device)
         _, found = subject.step(other, gradients)
     finally:

@@ -24,8 +24,8 @@ from nimble_jobs.packing import Layout
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.planner.step.compare import (
+    GRADIENT_SLACK,
     NOISE,
-    SAMPLES,
     allowed_norm,
     compare,
     copies,
@@ -33,9 +33,9 @@ from nimble_jobs.planner.step.compare import (
     matters,
     noise_of,
     put,
+    rare_noise,
     rms,
     unit_roundoff,
-    widest,
 )
 from nimble_jobs.planner.step.eager import EagerStep, state_of_step
 from nimble_jobs.planner.step.request import Tensors
@@ -113,10 +113,9 @@ def check_update(
     put(live, before)
     rough = matters(unit_roundoff([arithmetic.objective.computes_in], device))
 
-    def noise_of_samples(count: int) -> dict[str, float]:
-        return widest(_noise(eager, live, batches, before, expected, seed, device, sample=i) for i in range(count))
-
-    noise = noise_of_samples(1 if rough else 0 if ranks == 1 else SAMPLES)
+    sample = partial(_noise, eager, live, batches, before, expected, seed, device)
+    slack = tolerance * GRADIENT_SLACK
+    noise = sample(0) if rough else rare_noise(sample, slack) if ranks > 1 else {}
     seed_all(seed, device)
     replayed, counts = _replayed(instances, inputs, batches, device, poison=True)
     worst = max(compare("loss", *pair, tolerance, 0.0) for pair in zip(replayed, losses, strict=True))
@@ -130,7 +129,7 @@ def check_update(
         if rough or ranks > 1:  # eager was asked about rounding already
             raise
         found = copies(live)
-        noise = noise_of_samples(SAMPLES)
+        noise = rare_noise(sample, slack)
         put(live, found)
         worst = max(worst, compare_states(arithmetic.parameters, live, before, expected, tolerance, noise))
     return worst, before, expected
@@ -277,18 +276,19 @@ def _noise(
     expected: Tensors,
     seed: int,
     device: torch.device,
-    *,
-    sample: int,
+    sample: int | None,
 ) -> dict[str, float]:
     """How far rounding alone moves each weight's update and each of the optimizer's tensors: relative norms by name.
 
-    The state is then that `before` the update. Random masks come of `seed`, and with `sample` what is rounded how.
+    The state is then that `before` the update. Random masks come of `seed`, and with `sample` what is rounded how;
+    None: nothing is.
     """
     put(live, before)
     parameters = {n: live[n] for n in eager.arithmetic.parameters}
     other = [(x.clone(), y) for x, y in batches]
-    unit = unit_roundoff([eager.arithmetic.objective.computes_in], device)
-    disturb([*parameters.values(), *(x for x, _ in other)], unit, seed + sample)
+    if sample is not None:
+        unit = unit_roundoff([eager.arithmetic.objective.computes_in], device)
+        disturb([*parameters.values(), *(x for x, _ in other)], unit, seed + sample)
     start = copies(parameters)
     try:
         seed_all(seed, device)
