@@ -125,7 +125,7 @@ class CannotRecord(EngineError):
 
 
 class CaptureFailed(EngineError):
-    """The device refuses to capture the schedule, whose trial runs have ended."""
+    """The device refuses to capture the schedule, whose trial run has ended."""
 
 
 class PlanError(EngineError):

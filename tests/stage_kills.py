@@ -25,7 +25,8 @@ def score(base: Path, stage: str, number: int, *, device: str = "cpu") -> dict[s
     """
     command = [sys.executable, str(SCRIPT), str(base), stage, str(number), device]
     run = prefork.run if device == "cpu" else subprocess.run  # CUDA wants no forked process
-    done = run(command, capture_output=True, text=True, timeout=240, env={**os.environ, MARK: str(base)})
+    timeout_s = 120 if device == "cpu" else 240
+    done = run(command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, MARK: str(base)})
     if done.returncode == -signal.SIGKILL:
         with open_store(base / "home") as store:
             (job,) = store.jobs.list()

@@ -51,7 +51,7 @@ def capture(
     """Prepare a program for replays on `device`. `memory` places the intermediates (default: `arena_plan`).
 
     It runs once before, on the inputs in `example`, or on zeros for inputs that are not in it. Some operators cannot
-    take zeros. With None it does not run: that is for another capture of a plan by the thread that captured it last.
+    take zeros. With None a GPU does not run it: for another capture of a plan by the thread that captured it last.
 
     Raises CaptureFailed if the device refuses, once that run has ended, EngineError if something else stands against
     it, and OutOfMemory if it does not fit.

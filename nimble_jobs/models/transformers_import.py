@@ -19,6 +19,7 @@ import importlib.util
 import inspect
 import json
 import logging
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs.errors import NimbleError
-from nimble_jobs.models.identity import distributions_by_name, opened
+from nimble_jobs.models.identity import opened
 from nimble_jobs.models.later import Later
 from nimble_jobs.models.torchvision_import import import_torchvision
 from nimble_jobs.sentence import transformer_folder
@@ -51,6 +52,7 @@ _TESTED = {
 }
 
 
+_LISTED = re.compile(r'^"?([^/,".]+)(?:/|\.[^/,]+,)', re.MULTILINE)  # what can be imported, in a list of files
 _KNOWN = ("_objects", "_class_to_module", "_modules")  # tables of a package of transformers
 
 
@@ -85,11 +87,21 @@ def _quick_owners() -> Iterator[None]:
     """Find out which package a module is of without asking the disk for every file."""
     names: Any = vars(importlib.metadata)
     usual = names["packages_distributions"]
-    names["packages_distributions"] = distributions_by_name
+    names["packages_distributions"] = _owners
     try:
         yield
     finally:
         names["packages_distributions"] = usual
+
+
+def _owners() -> dict[str, list[str]]:
+    """The installed distributions that provide each importable name, as importlib.metadata.packages_distributions."""
+    found: dict[str, list[str]] = {}
+    for distribution in importlib.metadata.distributions():
+        declared = (distribution.read_text("top_level.txt") or "").split()
+        for name in declared or set(_LISTED.findall(distribution.read_text("RECORD") or "")):
+            found.setdefault(name, []).append(distribution.metadata["Name"])
+    return found
 
 
 def _import_model(folder: Path) -> None:

@@ -21,6 +21,7 @@ from nimble_jobs.nimble.writes import names_written
 from nimble_jobs.planner.step.compare import (
     GRADIENT_SLACK,
     NOISE,
+    GradientDiffers,
     compare,
     compare_gradient,
     copies,
@@ -28,15 +29,16 @@ from nimble_jobs.planner.step.compare import (
     matters,
     noise_of,
     put,
-    rare_noise,
     rms,
     unit_roundoff,
 )
 from nimble_jobs.planner.step.request import Tensors
+from nimble_jobs.planner.step.turns import MOST_TURNS, confirm, in_turns
 from nimble_jobs.schedule import Plan
 
 _NO_EXAMPLE: Tensors = MappingProxyType({})
 _STEPS = 3  # one after another, in a check of a module that changes its own tensors
+Drawn = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], int]  # inputs of both passes, and the seed of masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,48 +146,63 @@ def check(
     after another, in eager and by replays, from the same start. Random masks are compared too: both sides draw from the
     same seed. Raises CheckFailed, naming the tensor.
     """
-    step, device = pair.step, subject.device
-    changing = {**{n: subject.state[n] for n in written_state(step)}, **changing}
+    changing = {**{n: subject.state[n] for n in written_state(pair.step)}, **changing}
     before = copies(changing)
-    worst = 0.0
-    for turn in range(verify.ROUNDS):
-        drawn = []
+    fresh = partial(verify.random_inputs, device=subject.device)
+    rough = matters(_unit(subject))
+
+    def turn(number: int) -> float:
+        drawn: list[Drawn] = []
         for i in range(_STEPS if changing else 1):
-            number = seed + turn + i * verify.ROUNDS
-            inputs = verify.random_inputs(step.forward.program.inputs, device, number, below, integers)
-            made = verify.random_inputs(step.backward.program.inputs, device, seed - turn - 1 - i * verify.ROUNDS)
-            drawn.append((inputs, made, number))
+            own = seed + number + i * MOST_TURNS
+            inputs = fresh(pair.step.forward.program.inputs, seed=own, below=below, integers=integers)
+            made = fresh(pair.step.backward.program.inputs, seed=seed - number - 1 - i * MOST_TURNS)
+            drawn.append((inputs, made, own))
         try:
-            expected = [_in_eager(subject, step, changing, *each) for each in drawn]
+            expected = [_in_eager(subject, pair.step, changing, *each) for each in drawn]
             put(changing, before)
-            inputs, made, number = drawn[0]
-            gradients = {n: made[gradient_name(n)] for n in step.differentiable}
-            noise = _noise(subject, inputs, gradients, expected[0][1], number) if _rough(subject) else {}
+            noise = _noise(subject, pair.step, drawn[0], expected[0][1]) if rough else {}
             put(changing, before)
-            for (inputs, made, number), right in zip(drawn, expected, strict=True):
-                seed_all(number, device)
-                verify.poison(pair.forward.instance)
-                verify.poison(pair.backward)
-                put(pair.forward.instance.inputs, inputs)
-                put(pair.backward.inputs, made)
-                pair.forward.replay()
-                pair.backward.replay()
-                synchronize(device)
-                worst = max(worst, _same_values(pair, right, changing, tolerance))
-                try:
-                    worst = max(worst, _same_gradients(pair, right[1], tolerance, noise))
-                except CheckFailed:
-                    if _rough(subject):
-                        raise
-                    gradients = {n: made[gradient_name(n)] for n in step.differentiable}
-                    now = copies(changing)
-                    sample = partial(_noise, subject, inputs, gradients, right[1], number)
-                    noise_here = rare_noise(sample, tolerance * GRADIENT_SLACK)
-                    put(changing, now)
-                    worst = max(worst, _same_gradients(pair, right[1], tolerance, noise_here))
+            return max(
+                _replayed(pair, subject, each, right, changing, tolerance, noise)
+                for each, right in zip(drawn, expected, strict=True)
+            )
         finally:
             put(changing, before)
-    return worst
+
+    return max(in_turns(turn, rough=rough))
+
+
+def _replayed(
+    pair: Pair,
+    subject: Subject,
+    drawn: Drawn,
+    right: tuple[Tensors, Tensors, Tensors],
+    changing: Tensors,
+    tolerance: float,
+    noise: Mapping[str, float],
+) -> float:
+    """The largest relative norm of what replays of both passes give. Raises CheckFailed, naming the tensor."""
+    inputs, made, number = drawn
+    before = copies(changing)
+
+    def replayed() -> float:
+        put(changing, before)
+        seed_all(number, subject.device)
+        verify.poison(pair.forward.instance)
+        verify.poison(pair.backward)
+        put(pair.forward.instance.inputs, inputs)
+        put(pair.backward.inputs, made)
+        pair.forward.replay()
+        pair.backward.replay()
+        synchronize(subject.device)
+        return _compared(pair, right, changing, tolerance, noise)
+
+    try:
+        return replayed()
+    except GradientDiffers as e:
+        confirm(e, replayed)
+        raise
 
 
 def _in_eager(
@@ -193,37 +210,32 @@ def _in_eager(
 ) -> tuple[Tensors, Tensors, Tensors]:
     """Outputs, gradients, and what a step leaves in the module."""
     seed_all(seed, subject.device)
-    outputs, gradients = subject.step(inputs, {n: made[gradient_name(n)] for n in step.differentiable})
+    outputs, gradients = subject.step(inputs, _given(step, made))
     return copies(outputs), gradients, copies(changing)
 
 
-def _same_values(pair: Pair, right: tuple[Tensors, Tensors, Tensors], changing: Tensors, tolerance: float) -> float:
-    """The largest relative norm of outputs, and of what a step changes. Raises CheckFailed, naming the tensor."""
+def _compared(
+    pair: Pair,
+    right: tuple[Tensors, Tensors, Tensors],
+    changing: Tensors,
+    tolerance: float,
+    noise: Mapping[str, float],
+) -> float:
+    """The largest relative norm of what both replays gave. Raises CheckFailed, naming the tensor."""
     outputs, gradients, state = right
-    norms = [
-        compare(name, found[name], tensor, tolerance, 0.0)
-        for found, expected in ((pair.forward.instance.outputs, outputs), (changing, state))
-        for name, tensor in expected.items()
-    ]
+    worst = 0.0
+    for found, expected in ((pair.forward.instance.outputs, outputs), (changing, state)):
+        for name, tensor in expected.items():
+            worst = max(worst, compare(name, found[name], tensor, tolerance, 0.0))
     if set(gradients) != set(pair.step.leaves):
         raise CheckFailed(f"gradients of {sorted(set(gradients) ^ set(pair.step.leaves))} exist in some calls only")
-    return max(norms, default=0.0)
-
-
-def _same_gradients(pair: Pair, gradients: Tensors, tolerance: float, noise: Mapping[str, float]) -> float:
-    """The largest relative norm of gradients. Raises CheckFailed, naming the tensor."""
     floor, slack = NOISE * max((rms(g) for g in gradients.values()), default=0.0), tolerance * GRADIENT_SLACK
-    found = pair.backward.outputs
-    norms = [
-        compare_gradient(gradient_name(name), found[gradient_name(name)], tensor, slack, floor, noise.get(name, 0.0))
-        for name, tensor in gradients.items()
-    ]
-    return max(norms, default=0.0)
-
-
-def _rough(subject: Subject) -> bool:
-    """Whether gradients show what rounding does."""
-    return matters(_unit(subject))
+    for name, tensor in gradients.items():
+        found_here = pair.backward.outputs[gradient_name(name)]
+        worst = max(
+            worst, compare_gradient(gradient_name(name), found_here, tensor, slack, floor, noise.get(name, 0.0))
+        )
+    return worst
 
 
 def _unit(subject: Subject) -> float:
@@ -231,22 +243,23 @@ def _unit(subject: Subject) -> float:
     return unit_roundoff([t.dtype for t in tensors], subject.device)
 
 
-def _noise(
-    subject: Subject, inputs: Tensors, gradients: Tensors, expected: Tensors, seed: int, sample: int | None = 0
-) -> dict[str, float]:
-    """How far rounding alone moves each gradient: relative norms by leaf. The parameters stay as they are. Random masks
-    come of `seed`, and with `sample` what is rounded how; None: nothing is.
-    """
+def _noise(subject: Subject, step: Step, drawn: Drawn, expected: Tensors) -> dict[str, float]:
+    """How far rounding alone moves each gradient: relative norms by leaf. The parameters stay as they are."""
+    inputs, made, seed = drawn
     parameters = dict(subject.parameters)
     before, other = copies(parameters), copies(inputs)
     try:
-        if sample is not None:
-            disturb([*parameters.values(), *other.values()], _unit(subject), seed + sample)
+        disturb([*parameters.values(), *other.values()], _unit(subject), seed)
         seed_all(seed, subject.device)
-        _, found = subject.step(other, gradients)
+        _, found = subject.step(other, _given(step, made))
     finally:
         put(parameters, before)
     return noise_of({n: g for n, g in found.items() if n in expected}, expected)
+
+
+def _given(step: Step, made: Tensors) -> dict[str, torch.Tensor]:
+    """The gradients of the outputs, by output."""
+    return {n: made[gradient_name(n)] for n in step.differentiable}
 
 
 def written_state(step: Step) -> list[str]:

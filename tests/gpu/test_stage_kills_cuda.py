@@ -1,7 +1,7 @@
 """SIGKILL in any stage of a job whose pictures the GPU decodes and whose batches it replays: outputs are equal.
 
-NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, NIMBLE_JOBS_KILL_SEED the stages and moments.
-docs/measurements/kill-rounds.md holds the result of fifty.
+NIMBLE_JOBS_KILL_ROUNDS sets the number of rounds, NIMBLE_JOBS_KILL_SEED the stages and moments. Nothing else may use
+the device or /dev/shm meanwhile.
 """
 
 from __future__ import annotations
@@ -95,35 +95,29 @@ def prepared(base: Path, pictures: Path) -> None:
 
 def one_round(
     base: Path, pictures: Path, kills: list[tuple[str, int]], expected: dict[str, bytes]
-) -> tuple[list[bool], list[str]]:
-    """Two kills, and attempts until the job ends: which of the kills were in time, and why an attempt began anew for
-    another reason, as when the death of another process takes the device's decoders from this one.
+) -> tuple[list[str], list[str]]:
+    """Two kills, and attempts until the job ends. Returns in which stages it was killed, and why an attempt began anew
+    for another reason, as when the death of another process takes the device's decoders from this one.
 
     Raises AssertionError if an output differs.
     """
     prepared(base, pictures)
-    died = []
-    for kill in kills:
-        died.append(score(base, *kill, device="cuda:0") is None)
-        if not died[-1]:
-            break
-    told = f"seed {SEED}, {base.name}: killed at {kills}, {died}"
-    assert died[0], told
-    for _ in range(ATTEMPTS):
+    told, killed = f"seed {SEED}, {base.name}: killed at {kills}", []
+    for kill in [*kills, *[("none", 0)] * ATTEMPTS]:
+        if score(base, *kill, device="cuda:0") is None:
+            killed.append(kill[0])
         with open_store(base / "home") as store:
             (job,) = store.jobs.list()
             reasons = [e.message for e in store.jobs.events(job.id) if e.kind in ("requeued", "failed")]
-            if job.state is not JobState.QUEUED:
-                assert job.state is JobState.SUCCEEDED, f"{told}: {job.error}"
-                assert job.schedule["runs"] == "schedule", told
-                assert store.check() == [], told
-                break
-        score(base, "none", 0, device="cuda:0")
-    else:
-        raise AssertionError(f"{told}: {reasons}")
+            sound = store.check() == []
+        if job.state is not JobState.QUEUED:
+            break
+    assert job.state is JobState.SUCCEEDED, f"{told}: {job.error}, {reasons}"
+    assert job.schedule["runs"] == "schedule", told
+    assert sound, told
     assert published(base) == expected, told
     until(lambda: not left_over(base))
-    return died, [reason for reason in reasons if "worker died" not in reason]
+    return killed, [reason for reason in reasons if "worker died" not in reason]
 
 
 @pytest.mark.timeout(300 + 30 * ROUNDS)
@@ -147,6 +141,8 @@ def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
             for number, kills in enumerate(plans)
         ]
         ended = [each.result() for each in rounds]
-    killed = Counter(stage for kills, (died, _) in zip(plans, ended, strict=True) for stage, _ in kills[: sum(died)])
-    print(f"seed {SEED}: {ROUNDS} rounds, killed in {dict(sorted(killed.items()))}; {[r for _, r in ended if r]}")
+    killed = Counter(stage for stages, _ in ended for stage in stages)
+    others = [reason for _, reasons in ended for reason in reasons]
+    print(f"seed {SEED}: {ROUNDS} rounds, killed in {dict(sorted(killed.items()))}; anew for other reasons: {others}")
+    assert killed.total() >= ROUNDS
     assert set(Path("/dev/shm").iterdir()) <= shared

@@ -9,15 +9,7 @@ import torch
 from torch import nn
 
 from nimble_jobs.errors import CheckFailed
-from nimble_jobs.planner.step.compare import (
-    allowed_norm,
-    compare_gradient,
-    disturb,
-    matters,
-    noise_of,
-    rare_noise,
-    unit_roundoff,
-)
+from nimble_jobs.planner.step.compare import allowed_norm, compare_gradient, disturb, matters, noise_of, unit_roundoff
 
 CPU = torch.device("cpu")
 
@@ -106,13 +98,3 @@ def test_where_values_tell_nothing_sizes_do(factor: float) -> None:
 def test_what_rounding_leaves_open_is_allowed(tolerance: float, noise: float, allowed: float) -> None:
     """Three times eager's own noise where that is more than the tolerance, and never what says nothing."""
     assert allowed_norm(tolerance, noise) == pytest.approx(allowed)
-
-
-def test_rare_noise_is_the_largest_of_all_samples() -> None:
-    found = rare_noise(lambda n: {"a": float(n == 3), "b": 0.0 if n is None else n / 10}, 0.1)
-    assert found == {"a": 1.0, "b": 0.5}
-
-
-def test_no_noise_is_granted_where_eager_does_not_repeat_itself() -> None:
-    assert rare_noise(lambda n: {"a": 0.2 if n is None else 1.0}, 0.1) == {}
-    assert rare_noise(lambda n: {"a": 0.2 if n is None else 1.0}, 0.3) == {"a": 1.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import nimble_jobs.models.transformers_import as light
 from tests.text_models import write_bert
 
 START = """
@@ -25,7 +27,10 @@ def early():
 """
 
 USES = """
+import importlib.metadata
+as_usual = importlib.metadata.packages_distributions
 light.import_transformers(folder)
+assert importlib.metadata.packages_distributions is as_usual
 assert "transformers.models.bert.modeling_bert" in sys.modules and not early(), early()
 
 # A model is built without the rest, and its class is found without reading the names of all others.
@@ -148,7 +153,16 @@ def test_transformers_is_imported_lightly(folder: Path, code: str, request: pyte
 
 def test_all_names_of_transformers_are_found(folder: Path) -> None:
     """The same ones as if it had read its files at once."""
-    light, usual = (json.loads(output(NAMES, str(folder), how)) for how in ("light", "usual"))
-    for mine, theirs in zip(light, usual, strict=True):
+    quick, usual = (json.loads(output(NAMES, str(folder), how)) for how in ("light", "usual"))
+    for mine, theirs in zip(quick, usual, strict=True):
         assert set(theirs[0]) - set(mine[0]) == set()
         assert mine[1:] == theirs[1:]
+
+
+def test_the_packages_of_modules_are_those_that_python_finds() -> None:
+    """But for files that start Python, which no module can be."""
+    with light._quick_owners():
+        quick = importlib.metadata.packages_distributions()
+    usual = importlib.metadata.packages_distributions()
+    assert {name: set(usual[name]) for name in usual} == {name: set(quick[name]) for name in usual}
+    assert [name for name in quick if name not in usual and not name.startswith("_")] == []

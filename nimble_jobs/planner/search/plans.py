@@ -135,7 +135,7 @@ def capture_several(
                     kernels=recording.kernels,
                     device=device,
                     memory=memory,
-                    example=None if made else recording.example,
+                    example=None if made and devices.able(device).graphs else recording.example,
                 )
             )
     except BaseException:

@@ -4,15 +4,13 @@ rounding need.
 A product in TF32 or a sixteen-bit type rounds its operands. Eager itself is asked what that does: it runs once more
 with weights and input moved at random by as much. What another right implementation gives differs from eager's by about
 as much (backward error analysis: N. Higham, Accuracy and Stability of Numerical Algorithms, chapter 1). In plain fp32
-it is mostly too little to matter. But now and then a value so near zero that rounding decides its sign meets a ReLU,
-and all gradients below it change, by a percent in a late layer. Eager is asked about that only where gradients differ,
-and then several times, since not every disturbance moves such a value to the other side.
+it is too little to matter, but for single signs (`turns`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 
@@ -29,7 +27,12 @@ NOISE = 1e-3  # gradients below this share of the largest, by root mean square, 
 _MARGIN = 3.0  # how many times eager's own noise a right gradient may differ from it
 _VALUES_TELL = 0.7  # above this allowed relative norm, only a tensor's size says whether it is right
 _SIZES = 2.0  # by which factor sizes may differ then
-_SAMPLES = 6  # how often eager is asked what rounding does where it hardly ever shows
+
+
+class GradientDiffers(CheckFailed):
+    """A gradient, or what follows from one, differs from eager's."""
+
+    repeats = False  # whether the same replay differed in the same way again
 
 
 def compare(name: str, found: torch.Tensor, expected: torch.Tensor, tolerance: float, floor: float) -> float:
@@ -79,7 +82,7 @@ def unit_roundoff(dtypes: Iterable[torch.dtype], device: torch.device) -> float:
 
 
 def matters(unit: float) -> bool:
-    """Whether a type rounds so much that every gradient may show it."""
+    """Whether a type rounds so much that gradients may show it."""
     return unit > torch.finfo(torch.float32).eps
 
 
@@ -106,18 +109,6 @@ def noise_of(found: Tensors, expected: Tensors) -> dict[str, float]:
     return {name: norm if math.isfinite(norm) else 0.0 for name, norm in norms.items()}
 
 
-def rare_noise(sample: Callable[[int | None], Mapping[str, float]], slack: float) -> dict[str, float]:
-    """The largest noise of each tensor over several samples, by name. `sample` moves values at random, by its number,
-    or for None not at all: nothing is granted if eager then gives something else by more than `slack`.
-    """
-    if any(norm > slack for norm in sample(None).values()):
-        return {}
-    found: dict[str, float] = {}
-    for number in range(_SAMPLES):
-        found |= {name: max(norm, found.get(name, 0.0)) for name, norm in sample(number).items()}
-    return found
-
-
 def allowed_norm(tolerance: float, noise: float) -> float:
     """The relative norm by which values may differ if rounding alone moves them by `noise`: at least `tolerance`, and
     never so much that the comparison would say nothing.
@@ -130,14 +121,18 @@ def compare_gradient(
 ) -> float:
     """As `compare`, with `slack` or, if that is more, what `noise` allows; 0 if only sizes can be compared.
 
-    `noise` is relative to `expected`, even if that is below the floor. Raises CheckFailed, naming the tensor.
+    `noise` is relative to `expected`, even if that is below the floor. Raises CheckFailed, naming the tensor;
+    GradientDiffers if values were compared.
     """
     size = rms(expected)
     allowed = _MARGIN * noise
-    if size <= floor:
-        return compare(name, found, expected, max(slack, allowed * size / floor if floor else 0.0), floor)
-    if allowed < max(slack, _VALUES_TELL):
-        return compare(name, found, expected, max(slack, allowed), floor)
+    try:
+        if size <= floor:
+            return compare(name, found, expected, max(slack, allowed * size / floor if floor else 0.0), floor)
+        if allowed < max(slack, _VALUES_TELL):
+            return compare(name, found, expected, max(slack, allowed), floor)
+    except CheckFailed as e:
+        raise GradientDiffers(str(e), error=e.error) from None
     ratio = rms(found) / size
     if not 1 / _SIZES <= ratio <= _SIZES:
         raise CheckFailed(

@@ -37,7 +37,7 @@ def capture_jointly(live: LiveStep, programs: Mapping[Role, Capturable], peers: 
             failure = ""
             try:
                 instances |= live.capture({role: programs[role]})
-            except CaptureFailed as e:  # its trial runs have summed, so the other ranks get as far as `_agree` too
+            except CaptureFailed as e:  # its trial run has summed, so the other ranks get as far as `_agree` too
                 failure = str(e)
             _agree(failure, peers)
         _agree(_disagreement(live, instances, peers), peers)

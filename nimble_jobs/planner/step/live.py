@@ -108,7 +108,7 @@ class LiveStep:
         return recording
 
     def capture_one(self, recording: Recording, plan: Plan, memory: MemoryPlan | None = None) -> Instance:
-        """One program over the live state, which its trial runs change. Raises EngineError, OutOfMemory."""
+        """One program over the live state, which its trial run changes. Raises EngineError, OutOfMemory."""
         return capture(
             recording.program,
             plan,
