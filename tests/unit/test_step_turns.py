@@ -133,7 +133,7 @@ def test_a_gradient_that_is_always_wrong_is_refused(check: Callable[[nn.Module],
 @CHECKS
 def test_a_gradient_that_seldom_differs_by_little_is_not(check: Callable[[nn.Module], None]) -> None:
     for _ in range(5):
-        check(Recorded(0.03, at_edges=True))
+        check(Recorded(0.012, at_edges=True))
 
 
 @CHECKS
@@ -144,5 +144,5 @@ def test_one_that_seldom_differs_by_much_is_refused(check: Callable[[nn.Module],
         for _ in range(80):
             check(Recorded(0.3, at_edges=True))
 
-    with pytest.raises(CheckFailed, match=r"left' differs from eager by a relative norm"):
+    with pytest.raises(CheckFailed, match=r"left.* differs from eager by a relative norm"):
         often()
