@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +20,6 @@ from nimble_jobs.nimble.writes import names_written
 from nimble_jobs.planner.step.compare import (
     GRADIENT_SLACK,
     NOISE,
-    GradientDiffers,
     compare,
     compare_gradient,
     copies,
@@ -33,12 +31,10 @@ from nimble_jobs.planner.step.compare import (
     unit_roundoff,
 )
 from nimble_jobs.planner.step.request import Tensors
-from nimble_jobs.planner.step.turns import MOST_TURNS, confirm, in_turns
 from nimble_jobs.schedule import Plan
 
 _NO_EXAMPLE: Tensors = MappingProxyType({})
 _STEPS = 3  # one after another, in a check of a module that changes its own tensors
-Drawn = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], int]  # inputs of both passes, and the seed of masks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,63 +142,37 @@ def check(
     after another, in eager and by replays, from the same start. Random masks are compared too: both sides draw from the
     same seed. Raises CheckFailed, naming the tensor.
     """
-    changing = {**{n: subject.state[n] for n in written_state(pair.step)}, **changing}
+    step, device = pair.step, subject.device
+    changing = {**{n: subject.state[n] for n in written_state(step)}, **changing}
     before = copies(changing)
-    fresh = partial(verify.random_inputs, device=subject.device)
-    rough = matters(_unit(subject))
-
-    def turn(number: int) -> float:
-        drawn: list[Drawn] = []
+    worst = 0.0
+    for turn in range(verify.ROUNDS):
+        drawn = []
         for i in range(_STEPS if changing else 1):
-            own = seed + number + i * MOST_TURNS
-            inputs = fresh(pair.step.forward.program.inputs, seed=own, below=below, integers=integers)
-            made = fresh(pair.step.backward.program.inputs, seed=seed - number - 1 - i * MOST_TURNS)
-            drawn.append((inputs, made, own))
+            number = seed + turn + i * verify.ROUNDS
+            inputs = verify.random_inputs(step.forward.program.inputs, device, number, below, integers)
+            made = verify.random_inputs(step.backward.program.inputs, device, seed - turn - 1 - i * verify.ROUNDS)
+            drawn.append((inputs, made, number))
         try:
-            expected = [_in_eager(subject, pair.step, changing, *each) for each in drawn]
+            expected = [_in_eager(subject, step, changing, *each) for each in drawn]
             put(changing, before)
-            noise = _noise(subject, pair.step, drawn[0], expected[0][1]) if rough else {}
+            inputs, made, number = drawn[0]
+            gradients = {n: made[gradient_name(n)] for n in step.differentiable}
+            noise = _noise(subject, inputs, gradients, expected[0][1], number)
             put(changing, before)
-            return max(
-                _replayed(pair, subject, each, right, changing, tolerance, noise)
-                for each, right in zip(drawn, expected, strict=True)
-            )
+            for (inputs, made, number), right in zip(drawn, expected, strict=True):
+                seed_all(number, device)
+                verify.poison(pair.forward.instance)
+                verify.poison(pair.backward)
+                put(pair.forward.instance.inputs, inputs)
+                put(pair.backward.inputs, made)
+                pair.forward.replay()
+                pair.backward.replay()
+                synchronize(device)
+                worst = max(worst, _compared(pair, right, changing, tolerance, noise))
         finally:
             put(changing, before)
-
-    return max(in_turns(turn, rough=rough))
-
-
-def _replayed(
-    pair: Pair,
-    subject: Subject,
-    drawn: Drawn,
-    right: tuple[Tensors, Tensors, Tensors],
-    changing: Tensors,
-    tolerance: float,
-    noise: Mapping[str, float],
-) -> float:
-    """The largest relative norm of what replays of both passes give. Raises CheckFailed, naming the tensor."""
-    inputs, made, number = drawn
-    before = copies(changing)
-
-    def replayed() -> float:
-        put(changing, before)
-        seed_all(number, subject.device)
-        verify.poison(pair.forward.instance)
-        verify.poison(pair.backward)
-        put(pair.forward.instance.inputs, inputs)
-        put(pair.backward.inputs, made)
-        pair.forward.replay()
-        pair.backward.replay()
-        synchronize(subject.device)
-        return _compared(pair, right, changing, tolerance, noise)
-
-    try:
-        return replayed()
-    except GradientDiffers as e:
-        confirm(e, replayed)
-        raise
+    return worst
 
 
 def _in_eager(
@@ -210,7 +180,7 @@ def _in_eager(
 ) -> tuple[Tensors, Tensors, Tensors]:
     """Outputs, gradients, and what a step leaves in the module."""
     seed_all(seed, subject.device)
-    outputs, gradients = subject.step(inputs, _given(step, made))
+    outputs, gradients = subject.step(inputs, {n: made[gradient_name(n)] for n in step.differentiable})
     return copies(outputs), gradients, copies(changing)
 
 
@@ -238,28 +208,20 @@ def _compared(
     return worst
 
 
-def _unit(subject: Subject) -> float:
-    tensors = (*subject.parameters.values(), *subject.inputs.values())
-    return unit_roundoff([t.dtype for t in tensors], subject.device)
-
-
-def _noise(subject: Subject, step: Step, drawn: Drawn, expected: Tensors) -> dict[str, float]:
+def _noise(subject: Subject, inputs: Tensors, gradients: Tensors, expected: Tensors, seed: int) -> dict[str, float]:
     """How far rounding alone moves each gradient: relative norms by leaf. The parameters stay as they are."""
-    inputs, made, seed = drawn
     parameters = dict(subject.parameters)
+    unit = unit_roundoff([t.dtype for t in (*parameters.values(), *inputs.values())], subject.device)
+    if not matters(unit):
+        return {}
     before, other = copies(parameters), copies(inputs)
     try:
-        disturb([*parameters.values(), *other.values()], _unit(subject), seed)
+        disturb([*parameters.values(), *other.values()], unit, seed)
         seed_all(seed, subject.device)
-        _, found = subject.step(other, _given(step, made))
+        _, found = subject.step(other, gradients)
     finally:
         put(parameters, before)
     return noise_of({n: g for n, g in found.items() if n in expected}, expected)
-
-
-def _given(step: Step, made: Tensors) -> dict[str, torch.Tensor]:
-    """The gradients of the outputs, by output."""
-    return {n: made[gradient_name(n)] for n in step.differentiable}
 
 
 def written_state(step: Step) -> list[str]:
