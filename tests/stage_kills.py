@@ -9,12 +9,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from nimble_jobs import spec as specs
 from nimble_jobs.store import open_store
+from nimble_jobs.store.home import resolve
 from tests import prefork
+from tests.store_samples import queued
 
 SCRIPT = Path(__file__).parent / "acceptance" / "dying_stages.py"
 MARK = "NIMBLE_TEST_STAGE_KILLS"  # in the environment of all processes of a job
+
+
+def queue(base: Path, spec: dict[str, Any]) -> None:
+    """Queue a job in the state folder of `base`. It may execute what lies in `base`."""
+    with open_store(resolve(str(base / "home"))) as store:
+        resolved = specs.dump(specs.restore(spec))
+        queued(store, spec=resolved, name="n", kind="score", allow_python=[str(base)], now=time.time())
 
 
 def score(base: Path, stage: str, number: int, *, device: str = "cpu") -> dict[str, int] | None:

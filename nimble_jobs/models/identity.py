@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
+from collections.abc import Collection, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ FOLDER_WEIGHTS = (
 # of which they change more: the steps before the first layer, and the auxiliary outputs.
 _PLAIN_ENTRIES = ("IMAGENET1K_V1", "IMAGENET1K_V2")
 _CHANGED_BY_ENTRIES = ("googlenet", "inception_v3")
+_LISTED = re.compile(r'^"?([^/,".]+)(?:/|\.[^/,]+,)', re.MULTILINE)  # what can be imported, in a list of files
 
 
 def identity(spec: ModelSpec) -> dict[str, str]:
@@ -164,17 +166,20 @@ def _version(name: str) -> str:
 
 @functools.cache
 def _owners(name: str) -> list[str]:
-    """The installed distributions that provide an importable name, sorted.
+    """The installed distributions that provide an importable name, sorted."""
+    owners = {distribution.metadata["Name"] for distribution, names in importable() if name in names}
+    return sorted(filter(None, owners))  # one whose metadata is broken has no name
 
-    As importlib.metadata.packages_distributions, which takes ten times as long because it parses every list of files.
+
+def importable() -> Iterator[tuple[importlib.metadata.Distribution, Collection[str]]]:
+    """Each installed distribution, with the names that can be imported from it.
+
+    As importlib.metadata.packages_distributions finds them, which takes ten times as long, because it parses every list
+    of files and, since Python 3.12, asks the disk for each file.
     """
-    listed = re.compile(rf'^"?{re.escape(name)}(/|\.[^/,]+,)', re.MULTILINE)
-    owners = set()
     for distribution in importlib.metadata.distributions():
         declared = (distribution.read_text("top_level.txt") or "").split()
-        if name in declared or (not declared and listed.search(distribution.read_text("RECORD") or "")):
-            owners.add(distribution.metadata["Name"])
-    return sorted(filter(None, owners))  # one whose metadata is broken has no name
+        yield distribution, declared or set(_LISTED.findall(distribution.read_text("RECORD") or ""))
 
 
 def _architecture(config: Path) -> str:

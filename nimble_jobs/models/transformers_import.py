@@ -3,7 +3,8 @@
 `transformers.modeling_utils` and a model's module import torch's compiler with SymPy and Triton, distributed tensors
 and checkpoints, and SciPy for the losses of detectors. Here these are imported at their first use (`later.py`). To know
 which names it has, transformers also reads each of its 2,500 files, twice. Here it reads them once it is asked for a
-name that it does not know yet. And it has Python look for every file of every installed package, to learn their names.
+name that it does not know yet. Some versions have Python look for every file of every installed package, to learn
+which package a module is of. Here the packages' own lists of files say it.
 
 This depends on private names, and on what transformers imports where. So it is done for the versions below only. All
 others are imported as usual, and so are these if their import fails this way.
@@ -19,7 +20,6 @@ import importlib.util
 import inspect
 import json
 import logging
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs.errors import NimbleError
-from nimble_jobs.models.identity import opened
+from nimble_jobs.models.identity import importable, opened
 from nimble_jobs.models.later import Later
 from nimble_jobs.models.torchvision_import import import_torchvision
 from nimble_jobs.sentence import transformer_folder
@@ -52,7 +52,6 @@ _TESTED = {
 }
 
 
-_LISTED = re.compile(r'^"?([^/,".]+)(?:/|\.[^/,]+,)', re.MULTILINE)  # what can be imported, in a list of files
 _KNOWN = ("_objects", "_class_to_module", "_modules")  # tables of a package of transformers
 
 
@@ -97,9 +96,8 @@ def _quick_owners() -> Iterator[None]:
 def _owners() -> dict[str, list[str]]:
     """The installed distributions that provide each importable name, as importlib.metadata.packages_distributions."""
     found: dict[str, list[str]] = {}
-    for distribution in importlib.metadata.distributions():
-        declared = (distribution.read_text("top_level.txt") or "").split()
-        for name in declared or set(_LISTED.findall(distribution.read_text("RECORD") or "")):
+    for distribution, names in importable():
+        for name in names:
             found.setdefault(name, []).append(distribution.metadata["Name"])
     return found
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -17,16 +16,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nimble_jobs import spec as specs
 from nimble_jobs.data import fetched
 from nimble_jobs.job import JobState
 from nimble_jobs.store import open_store
-from nimble_jobs.store.home import resolve
 from tests import s3
 from tests.object_jobs import upload
 from tests.seeds import seed
-from tests.stage_kills import left_over, published, score
-from tests.store_samples import queued
+from tests.stage_kills import left_over, published, queue, score
 from tests.waiting import until
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
@@ -72,9 +68,7 @@ def prepared(base: Path, pictures: Path | str) -> None:
         "output": {"path": str(base / "out"), "format": "jsonl", "fields": ["id", "logits"], "shard_size": SHARD},
         "run": {"error_threshold": 0.1, "retry": {"max_attempts": 100}},
     }
-    with open_store(resolve(str(base / "home"))) as store:
-        resolved = specs.dump(specs.restore(spec))
-        queued(store, spec=resolved, name="n", kind="score", allow_python=[str(base)], now=time.time())
+    queue(base, spec)
 
 
 @pytest.mark.timeout(300 + 90 * ROUNDS)

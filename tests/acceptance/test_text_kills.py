@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nimble_jobs import spec as specs
 from nimble_jobs.job import JobState
 from nimble_jobs.store import open_store
-from nimble_jobs.store.home import resolve
 from tests.seeds import seed
-from tests.stage_kills import published, score
-from tests.store_samples import queued
+from tests.stage_kills import published, queue, score
 from tests.text_jobs import sentences, write_texts
 from tests.text_models import write_bert
 
@@ -67,8 +63,7 @@ def prepared(base: Path, model: Path, given: dict[str, Any]) -> None:
         "output": {**output, "shard_size": SHARD},
         "run": {"device": "cpu", "error_threshold": -1, "retry": {"max_attempts": 100}},
     }
-    with open_store(resolve(str(base / "home"))) as store:
-        queued(store, spec=specs.dump(specs.restore(spec)), name="n", kind="score", now=time.time())
+    queue(base, spec)
 
 
 @pytest.mark.timeout(600)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,14 +18,11 @@ import numpy as np
 import pytest
 import torch
 
-from nimble_jobs import spec as specs
 from nimble_jobs.job import JobState
 from nimble_jobs.store import open_store
-from nimble_jobs.store.home import resolve
 from tests.photographs import jpeg, photographs
 from tests.seeds import seed
-from tests.stage_kills import left_over, published, score
-from tests.store_samples import queued
+from tests.stage_kills import left_over, published, queue, score
 from tests.waiting import until
 
 ROUNDS = int(os.environ["NIMBLE_JOBS_KILL_ROUNDS"])
@@ -88,9 +84,7 @@ def prepared(base: Path, pictures: Path) -> None:
         "output": {"path": str(base / "out"), "format": "jsonl", "fields": ["id", "logits"], "shard_size": SHARD},
         "run": {"device": "cuda:0", "error_threshold": 0.1, "retry": {"max_attempts": 100}},
     }
-    with open_store(resolve(str(base / "home"))) as store:
-        resolved = specs.dump(specs.restore(spec))
-        queued(store, spec=resolved, name="n", kind="score", allow_python=[str(base)], now=time.time())
+    queue(base, spec)
 
 
 def one_round(
