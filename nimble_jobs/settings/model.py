@@ -110,7 +110,9 @@ class Settings(Frozen):
     )
     device: Device = Field(default="auto", description="Device of workers that start without --device.")
     gpu_memory: Size | None = Field(
-        default=None, description="Device memory for a worker's resident models and graphs; null: all of it."
+        default=None,
+        description="Device memory for a worker's resident models and graphs; null: 80 % of the device, or half of the "
+        "memory on a CPU.",
     )
     allow_python: tuple[Folder, ...] = Field(
         default=(), description="Folders whose Python files may be executed as models, in addition to --allow-python."
