@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,11 +21,13 @@ from nimble_jobs.nimble.writes import names_written
 from nimble_jobs.planner.step.compare import (
     GRADIENT_SLACK,
     NOISE,
+    ROUNDINGS,
     compare,
     compare_gradient,
     copies,
     disturb,
     matters,
+    near_eager,
     noise_of,
     put,
     rms,
@@ -56,6 +59,10 @@ class Subject:
     def leaves(self, inputs: Tensors) -> dict[str, torch.Tensor]:
         """All tensors that get a gradient, by name."""
         return {**{n: inputs[n] for n in self.input_leaves}, **self.parameters}
+
+    def unit_roundoff(self) -> float:
+        """The largest relative error of rounding to the narrowest floating type of parameters and inputs."""
+        return unit_roundoff([t.dtype for t in (*self.parameters.values(), *self.inputs.values())], self.device)
 
     def probed(self) -> Subject:
         """A copy with `hides_gradients` set. Runs two steps in eager to find out, and raises what they raise."""
@@ -157,9 +164,10 @@ def check(
             expected = [_in_eager(subject, step, changing, *each) for each in drawn]
             put(changing, before)
             inputs, made, number = drawn[0]
-            gradients = {n: made[gradient_name(n)] for n in step.differentiable}
-            noise = _noise(subject, inputs, gradients, expected[0][1], number)
+            given = {n: made[gradient_name(n)] for n in step.differentiable}
+            noise = _noise(subject, inputs, given, expected[0][1], number)
             put(changing, before)
+            start: Tensors = before
             for (inputs, made, number), right in zip(drawn, expected, strict=True):
                 seed_all(number, device)
                 verify.poison(pair.forward.instance)
@@ -169,7 +177,18 @@ def check(
                 pair.forward.replay()
                 pair.backward.replay()
                 synchronize(device)
-                worst = max(worst, _compared(pair, right, changing, tolerance, noise))
+                outputs, gradients, after = right
+                for found, wanted in ((pair.forward.instance.outputs, outputs), (changing, after)):
+                    for name, tensor in wanted.items():
+                        worst = max(worst, compare(name, found[name], tensor, tolerance, 0.0))
+                try:
+                    error = _compared(pair, gradients, tolerance, noise)
+                except CheckFailed as refused:
+                    given = {n: made[gradient_name(n)] for n in step.differentiable}
+                    near = partial(_disturbed, subject, inputs, given, seed=number)
+                    error = _near(refused, pair, subject, near, changing, start, tolerance)
+                worst = max(worst, error)
+                start = after
         finally:
             put(changing, before)
     return worst
@@ -184,19 +203,9 @@ def _in_eager(
     return copies(outputs), gradients, copies(changing)
 
 
-def _compared(
-    pair: Pair,
-    right: tuple[Tensors, Tensors, Tensors],
-    changing: Tensors,
-    tolerance: float,
-    noise: Mapping[str, float],
-) -> float:
-    """The largest relative norm of what both replays gave. Raises CheckFailed, naming the tensor."""
-    outputs, gradients, state = right
+def _compared(pair: Pair, gradients: Tensors, tolerance: float, noise: Mapping[str, float]) -> float:
+    """The largest relative norm in the gradients of the last replay. Raises CheckFailed, naming the tensor."""
     worst = 0.0
-    for found, expected in ((pair.forward.instance.outputs, outputs), (changing, state)):
-        for name, tensor in expected.items():
-            worst = max(worst, compare(name, found[name], tensor, tolerance, 0.0))
     if set(gradients) != set(pair.step.leaves):
         raise CheckFailed(f"gradients of {sorted(set(gradients) ^ set(pair.step.leaves))} exist in some calls only")
     floor, slack = NOISE * max((rms(g) for g in gradients.values()), default=0.0), tolerance * GRADIENT_SLACK
@@ -210,18 +219,50 @@ def _compared(
 
 def _noise(subject: Subject, inputs: Tensors, gradients: Tensors, expected: Tensors, seed: int) -> dict[str, float]:
     """How far rounding alone moves each gradient: relative norms by leaf. The parameters stay as they are."""
-    parameters = dict(subject.parameters)
-    unit = unit_roundoff([t.dtype for t in (*parameters.values(), *inputs.values())], subject.device)
+    unit = subject.unit_roundoff()
     if not matters(unit):
         return {}
+    found = _disturbed(subject, inputs, gradients, unit, seed, seed=seed)
+    return noise_of({n: g for n, g in found.items() if n in expected}, expected)
+
+
+def _near(
+    refused: CheckFailed,
+    pair: Pair,
+    subject: Subject,
+    disturbed: Callable[[float, int], Tensors],
+    changing: Tensors,
+    start: Tensors,  # what was in `changing` before the step
+    tolerance: float,
+) -> float:
+    """As `near_eager`, for the gradients of the last replay, whose state stays in `changing`."""
+    unit = subject.unit_roundoff()
+    if matters(unit):
+        raise refused
+    replayed = copies(changing)
+
+    def neighbour(number: int) -> float:
+        put(changing, start)
+        return _compared(pair, disturbed(ROUNDINGS * unit, number), tolerance, {})
+
+    try:
+        return near_eager(refused, neighbour)
+    finally:
+        put(changing, replayed)
+
+
+def _disturbed(
+    subject: Subject, inputs: Tensors, gradients: Tensors, unit: float, draw: int, *, seed: int
+) -> dict[str, torch.Tensor]:
+    """Gradients in eager for parameters and inputs that are disturbed by `unit`. The parameters stay as they are."""
+    parameters = dict(subject.parameters)
     before, other = copies(parameters), copies(inputs)
     try:
-        disturb([*parameters.values(), *other.values()], unit, seed)
+        disturb([*parameters.values(), *other.values()], unit, draw)
         seed_all(seed, subject.device)
-        _, found = subject.step(other, gradients)
+        return dict(subject.step(other, gradients)[1])
     finally:
         put(parameters, before)
-    return noise_of({n: g for n, g in found.items() if n in expected}, expected)
 
 
 def written_state(step: Step) -> list[str]:

@@ -25,11 +25,13 @@ from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.planner.step.compare import (
     NOISE,
+    ROUNDINGS,
     allowed_norm,
     compare,
     copies,
     disturb,
     matters,
+    near_eager,
     noise_of,
     put,
     rms,
@@ -44,7 +46,6 @@ _HALVINGS = 24  # of the loss scale, at most, until gradients are finite
 _FLIPS = 0.05  # share of a batch whose best class may change where two scores are nearly equal
 _UPDATES = 3  # of a course, one after another
 _SAMPLES = 3  # of a course in eager, disturbed by rounding errors
-_ROUNDINGS = 16.0  # weights and input are disturbed by so many rounding errors, in place of every operator
 _SHARE_MOVED = 0.02  # of the weights' size, by each update of a course
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -118,8 +119,23 @@ def check_update(
         flips = abs(int(count) - int(wanted))
         if flips > 1 + _FLIPS * y.shape[0] * ranks:
             raise CheckFailed(f"the number of records classified correctly differs from eager's by {flips}")
-    worst = max(worst, compare_states(arithmetic.parameters, live, before, expected, tolerance, noise))
-    return worst, before, expected
+    found = copies(live)
+    try:
+        error = compare_states(arithmetic.parameters, found, before, expected, tolerance, noise)
+    except CheckFailed as refused:
+        unit = unit_roundoff([arithmetic.objective.computes_in], device)
+        if matters(unit) or ranks > 1:  # all ranks would have to repeat it
+            raise
+
+        def neighbour(number: int) -> float:
+            put(live, before)
+            moved = _disturbed(eager, live, batches, ROUNDINGS * unit, seed + number, seed, device)
+            right = {n: before[n] + change for n, change in moved.items()} | {n: live[n] for n in slots_of(live)}
+            return compare_states(arithmetic.parameters, found, before, {**expected, **right}, tolerance, {})
+
+        error = near_eager(refused, neighbour)
+        put(live, found)
+    return max(worst, error), before, expected
 
 
 def _compare_course(
@@ -165,7 +181,7 @@ def _compare_course(
         )
     except CheckFailed:
         noise = [0.0] * len(expected)
-    unit = _ROUNDINGS * unit_roundoff([eager.arithmetic.objective.computes_in], device)
+    unit = ROUNDINGS * unit_roundoff([eager.arithmetic.objective.computes_in], device)
     for sample in range(_SAMPLES):
         other = [[(x.clone(), y) for x, y in parts] for parts in batches]
         disturb([*(live[n] for n in parameters), *(x for parts in other for x, _ in parts)], unit, seed + sample)
@@ -262,19 +278,31 @@ def _noise(
     unit = unit_roundoff([eager.arithmetic.objective.computes_in], device)
     if not matters(unit):
         return {}
+    before = copies(eager.arithmetic.parameters)
+    moved = _disturbed(eager, live, batches, unit, seed, seed, device)
+    if eager.arithmetic.optimizer.scale is not None and bool(eager.found_inf):
+        return {}  # the update was skipped, which says nothing about rounding
+    noise = noise_of(moved, {n: expected[n] - before[n] for n in moved})
+    return noise | noise_of({n: live[n] for n in slots_of(live)}, expected)
+
+
+def _disturbed(
+    eager: EagerStep,
+    live: Tensors,
+    batches: Sequence[Batch],
+    unit: float,
+    draw: int,
+    seed: int,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """How far an update in eager moves weights that are disturbed by `unit` with their inputs, by name."""
     parameters = {n: live[n] for n in eager.arithmetic.parameters}
-    before = copies(parameters)
     other = [(x.clone(), y) for x, y in batches]
-    disturb([*parameters.values(), *(x for x, _ in other)], unit, seed)
+    disturb([*parameters.values(), *(x for x, _ in other)], unit, draw)
     start = copies(parameters)
     seed_all(seed, device)
     _in_eager(eager, other)
-    if eager.arithmetic.optimizer.scale is not None and bool(eager.found_inf):
-        return {}  # the update was skipped, which says nothing about rounding
-    moved = noise_of(
-        {n: t.detach() - start[n] for n, t in parameters.items()}, {n: expected[n] - before[n] for n in parameters}
-    )
-    return moved | noise_of({n: live[n] for n in slots_of(live)}, expected)
+    return {n: t.detach() - start[n] for n, t in parameters.items()}
 
 
 def fresh_batch(examples: Tensors, below: Below, seed: int, turn: int) -> Batch:

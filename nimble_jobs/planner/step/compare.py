@@ -4,13 +4,16 @@ rounding need.
 A product in TF32 or a sixteen-bit type rounds its operands. Eager itself is asked what that does: it runs once more
 with weights and input moved at random by as much. What another right implementation gives differs from eager's by about
 as much (backward error analysis: N. Higham, Accuracy and Stability of Numerical Algorithms, chapter 1). In plain fp32
-it is too little to matter.
+it is too little to matter, but for values next to an edge of a function, such as 0 for ReLU: there rounding decides
+which of two gradients is right. A gradient that differs is then compared with those of several disturbed runs, and
+must agree with one of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -27,6 +30,9 @@ NOISE = 1e-3  # gradients below this share of the largest, by root mean square, 
 _MARGIN = 3.0  # how many times eager's own noise a right gradient may differ from it
 _VALUES_TELL = 0.7  # above this allowed relative norm, only a tensor's size says whether it is right
 _SIZES = 2.0  # by which factor sizes may differ then
+ROUNDINGS = 16.0  # weights and input are disturbed by so many rounding errors, in place of every operator
+_NEIGHBOURS = 24  # disturbed runs with which a gradient is compared, at most
+_EDGES_MOVE = 0.2  # the largest relative norm that a few values next to an edge are held to explain
 
 
 def compare(name: str, found: torch.Tensor, expected: torch.Tensor, tolerance: float, floor: float) -> float:
@@ -95,6 +101,21 @@ def disturb(tensors: Iterable[torch.Tensor], unit: float, seed: int) -> None:
             share = max(unit, torch.finfo(tensor.dtype).eps)
             factors = 1 + share * (2 * torch.rand(tensor.shape, generator=generators[place], device=place) - 1)
             tensor.copy_(tensor.to(factors.dtype) * factors)
+
+
+def near_eager(refused: CheckFailed, neighbour: Callable[[int], float]) -> float:
+    """The relative norm that the first of several disturbed runs of eager leaves, after `refused` gradients.
+
+    `neighbour` makes the run of this number, and raises CheckFailed if what was found is not like it, by the slack that
+    a run that is not disturbed allows. All tensors must be like those of the same run, so nothing passes that eager
+    would not compute from weights and input that round to these. Raises `refused` if none is like it.
+    """
+    if refused.error is None or refused.error > _EDGES_MOVE:
+        raise refused
+    for number in range(_NEIGHBOURS):
+        with contextlib.suppress(CheckFailed):
+            return neighbour(number)
+    raise refused
 
 
 def noise_of(found: Tensors, expected: Tensors) -> dict[str, float]:
