@@ -1,11 +1,12 @@
 """Labels as class numbers, or as target numbers of a regression.
 
 Text becomes the position in the sorted names, or in the names that a training used. If any label in text is a whole
-number, all of them must be.
+number, or all of them are numbers, all must be whole numbers; 1.0 is one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from nimble_jobs.errors import DataError
+
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,11 +79,18 @@ def numbers(raw: np.ndarray, total: int, *, where: str, shares: bool = False) ->
 
 
 def _text(raw: list[Any], names: Sequence[str] | None) -> Labels:
-    whole = {v for v in set(raw) if _whole(v)}  # a million records may share a few different labels
-    if names is None and whole:
+    given = {v for v in set(raw) if v is not None and v != ""}  # a million records may share a few different labels
+    whole = {v: int(v) for v in given if _whole(v)}
+    if names is None and given and all(_NUMBER.fullmatch(str(v).strip()) for v in given):
+        # A column of numbers that once had a gap is written as 0.0, 1.0 and so on.
+        whole |= {v: int(float(v)) for v in given - whole.keys() if 0 <= float(v) < 2**53 and float(v) % 1 == 0}
+        named = False
+    else:
+        named = not whole
+    if names is None and not named:
         wrong = {i: f"label is {v!r}; expected a whole number, 0 or more" for i, v in enumerate(raw) if v not in whole}
         wrong.update({i: "label is missing" for i, v in enumerate(raw) if v is None or v == ""})
-        numbers = [0 if i in wrong else int(v) for i, v in enumerate(raw)]
+        numbers = [0 if i in wrong else whole[v] for i, v in enumerate(raw)]
         return Labels(values=np.array(numbers, dtype=np.int64), bad=wrong, names=None)
     known = tuple(names) if names is not None else tuple(sorted({str(v) for v in raw if v is not None and v != ""}))
     number = {name: i for i, name in enumerate(known)}

@@ -213,7 +213,11 @@ class _Blocks:
     def _open(self, buffer_size: int = 0) -> pq.ParquetFile:
         with self._stamp.open() as opened:
             return pq.ParquetFile(
-                name_of(opened), metadata=self._metadata, buffer_size=buffer_size, read_dictionary=self._once
+                name_of(opened),
+                metadata=self._metadata,
+                buffer_size=buffer_size,
+                read_dictionary=self._once,
+                page_checksum_verification=True,  # where the file has checksums
             )
 
 

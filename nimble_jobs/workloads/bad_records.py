@@ -7,6 +7,7 @@ import threading
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 from nimble_jobs.data import BadRecord
 from nimble_jobs.errors import DataError
@@ -109,7 +110,7 @@ class BadRecords:
 
 def enforce_threshold(run: RunSpec, bad: int, total: int, seen: Sequence[BadRecord], *, what: str = "records") -> None:
     """Raise DataError, naming the last bad record, if more than `run.error_threshold` of all records are bad."""
-    if run.error_threshold < 0 or bad <= run.error_threshold * total:
+    if run.error_threshold < 0 or bad <= Fraction(str(run.error_threshold)) * total:  # 0.29 of 100 are 29
         return
     raise DataError(
         f"{bad} of {total} {what} are bad, more than run.error_threshold {run.error_threshold:g} allows "

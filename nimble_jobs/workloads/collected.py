@@ -44,11 +44,14 @@ class Collected:
         self._shortened: list[np.ndarray] = []
         self._bad: list[BadRecord] = []
 
-    def add(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> None:
-        """Add the first len(batch) rows of the outputs, and the bad records. Raises ModelError, DataError."""
+    def add(self, outputs: Mapping[str, torch.Tensor], batch: Batch, batch_size: int) -> None:
+        """Add the first len(batch) rows of the outputs, and the bad records. A full batch has `batch_size` rows; those
+        of texts in eager may have other numbers. Raises ModelError, DataError.
+        """
         self._bad.extend(batch.bad)
         if len(batch):
-            self._columns.add(outputs, batch.ids, batch.labels, batch.tokens)
+            full = batch_size if batch.tokens is None else None
+            self._columns.add(outputs, batch.ids, batch.labels, batch.tokens, full)
             self._indexes.append(batch.indexes)
             if batch.tokens is not None:
                 self._shortened.append(batch.indexes[batch.tokens.shortened])

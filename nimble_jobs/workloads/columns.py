@@ -31,8 +31,11 @@ class Columns:
         ids: list[str],
         labels: np.ndarray | None,
         tokens: TokenRows | None = None,
+        batch_size: int | None = None,
     ) -> None:
         """Add the first len(ids) rows of each field that `Heads` made; the rest is padding. `tokens` are of texts.
+
+        `batch_size`: the rows of a full batch, if it has no other number.
 
         Raises ModelError for a field that does not have one row per record, DataError if the input has no labels or is
         no text.
@@ -45,7 +48,7 @@ class Columns:
                     raise DataError("output.fields: label needs input.fields.label; the input has no labels")
                 self._parts[field].append(labels)
             elif field in made:
-                self._parts[field].append(self._of_outputs(field, _rows(made[field], len(ids)), tokens))
+                self._parts[field].append(self._of_outputs(field, _rows(made[field], len(ids), batch_size), tokens))
             else:
                 self._parts[field].append(_of_text(field, tokens))
 
@@ -78,9 +81,10 @@ def _joined(parts: Sequence[Column]) -> Column:
     return np.concatenate([np.asarray(part) for part in parts])
 
 
-def _rows(tensor: torch.Tensor, rows: int) -> np.ndarray:
+def _rows(tensor: torch.Tensor, rows: int, batch_size: int | None) -> np.ndarray:
     """A copy of the first rows: the tensor's memory will be overwritten."""
-    if tensor.dim() == 0 or tensor.shape[0] < rows:
+    found = tensor.shape[0] if tensor.dim() else 0
+    if found < rows or (batch_size is not None and found not in (rows, batch_size)):
         raise ModelError(
             f"the model returns shape {list(tensor.shape)} for a batch of records; expected one row per record"
         )

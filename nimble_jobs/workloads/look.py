@@ -131,6 +131,12 @@ def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, seen: Look) -> Non
             seen.problems.append(f"input.fields.x: the model cannot take a batch of {batch}: {first_line(e)}")
     else:
         seen.found["outputs"] = ", ".join(f"{name} {list(t.shape)}" for name, t in outputs.items())
+        for name, tensor in outputs.items():
+            if name in spec.output.fields and list(tensor.shape[:1]) != [spec.input.batch_size]:
+                seen.problems.append(
+                    f"output.fields: {name!r} has shape {list(tensor.shape)} for {spec.input.batch_size} records; "
+                    "expected one row per record"
+                )
 
 
 def _of_meta(error: BaseException) -> bool:

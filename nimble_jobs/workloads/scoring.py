@@ -47,6 +47,7 @@ class _Result:
 
     landed: Landed[Part]
     carries: str | None  # after a shard's last batch: the name of state that the model carries into the next shard
+    batch_size: int  # of a full batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -239,7 +240,7 @@ class Scoring:
         if lane.prepared.loaded.instances and len(part.batch):
             self.replays += 1
         self._context.report(done=self.tally.counted(self._ends.answers), timings=self._stages.due())
-        return _Result(landed=landed, carries=carries)
+        return _Result(landed=landed, carries=carries, batch_size=lane.prepared.loaded.request.batch_size)
 
     def _counted_before(self, part: Part) -> int:
         """Records of a batch whose shards earlier attempts finished: a window is scored again if any shard is left."""
@@ -259,7 +260,7 @@ class Scoring:
                 names = () if classes is None else classes.names
                 fields = self._context.spec.output.fields if self._ends.answers is None else FIELDS
                 self._open = Collected(Form(fields=fields, classes=names, per_token=self._ends.per_token))
-            self._open.add(landed.outputs, part.batch)
+            self._open.add(landed.outputs, part.batch, result.batch_size)
         finally:
             landed.release()
         if part.at.last:

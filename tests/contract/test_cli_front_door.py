@@ -265,6 +265,19 @@ def test_validate_looks_at_the_data(cli: Cli, tmp_path: Path) -> None:
     assert "data.outputs: output [4, 2]" in answer.out.splitlines()
 
 
+def test_validate_data_counts_the_rows_of_outputs(cli: Cli, tmp_path: Path) -> None:
+    """A field needs one for each record."""
+    double = "class Double(torch.nn.Module):\n    def forward(self, x):\n        return torch.cat([x, x])\n"
+    spec = scored(cli, tmp_path, f"import torch\n{double}def make():\n    return Double()\n")
+    asked = ("validate", spec, "output.fields=[id,output]", "--data", "--allow-python", str(tmp_path))
+    answer = cli(*asked)
+    assert answer.code == 2
+    assert "output.fields: 'output' has shape [8, 3] for 4 records; expected one row per record" in answer.err
+    refused = cli("run", spec, "output.fields=[id,output]", "--allow-python", str(tmp_path))
+    assert refused.code == 100
+    assert "the model returns shape [8, 3] for a batch of records; expected one row per record" in refused.err
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -10,7 +10,7 @@ from nimble_jobs.data import BadRecord
 from nimble_jobs.errors import DataError
 from nimble_jobs.job import BadKind
 from nimble_jobs.spec import RunSpec
-from nimble_jobs.workloads.bad_records import KINDS, BadRecords
+from nimble_jobs.workloads.bad_records import KINDS, BadRecords, enforce_threshold
 
 
 class Told:
@@ -78,6 +78,15 @@ def test_a_request_counts_once() -> None:
     assert told.values["bad"] == 2
     with pytest.raises(DataError, match=r"^3 of 4 requests are bad, .*; the last one is id-8: is null"):
         bad.add([record(8, "is null")])
+
+
+@pytest.mark.parametrize(("share", "bad", "total"), [(0.29, 29, 100), (0.57, 57, 100), (0.1, 3, 30), (1e-3, 1, 1000)])
+def test_a_share_allows_what_it_says(share: float, bad: int, total: int) -> None:
+    """Not one less because it is no binary fraction."""
+    run = RunSpec(error_threshold=share)
+    enforce_threshold(run, bad, total, [record(0, "is empty")])
+    with pytest.raises(DataError, match=rf"^{bad + 1} of {total} records are bad, more than run\.error_threshold"):
+        enforce_threshold(run, bad + 1, total, [record(0, "is empty")])
 
 
 def test_the_threshold_counts_earlier_attempts() -> None:

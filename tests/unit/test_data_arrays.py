@@ -331,6 +331,16 @@ def test_labels_are_class_numbers() -> None:
     assert (named.values.tolist(), named.names) == ([1, 0, 1], ("cat", "dog"))
 
 
+def test_numbers_in_text_are_no_names() -> None:
+    """As names, 10.0 would come before 2.0."""
+    found = normal(["0.0", "2.0", "10.0", "", "1e1", "11.0"])
+    assert (found.values.tolist(), found.bad, found.names) == ([0, 2, 10, 0, 10, 11], {3: "label is missing"}, None)
+    assert set(normal(["1.5", "-1", "2.0", "1e400"]).bad) == {0, 1, 3}
+    assert set(normal(["1", "2.0", "x"]).bad) == {1, 2}  # one is a whole number, so all must be
+    named = normal(["1.5", "x", "nan"])
+    assert (named.bad, named.names) == ({}, ("1.5", "nan", "x"))
+
+
 def test_names_keep_the_numbers_of_the_training() -> None:
     """With the names of a training, held-out labels mean the same classes, and unknown ones are bad."""
     held_out = normal(["eel", "dog", "fox"], names=("cat", "dog", "eel"))

@@ -51,6 +51,16 @@ def test_columns_leave_padding_out_and_copy_what_will_be_written_over() -> None:
     assert np.asarray(found["label"]).tolist() == [4, 5, 6]
 
 
+@pytest.mark.parametrize("rows", [1, 3, 5, 8])
+def test_rows_that_are_not_those_of_the_batch(rows: int) -> None:
+    """A full batch has four; the last one may have two, or be filled up. More rows than that are not records."""
+    columns = Columns(["n"])
+    for fits in (2, 4):
+        columns.add({"n": torch.zeros(fits, 6)}, ["a", "b"], None, batch_size=4)
+    with pytest.raises(ModelError, match=rf"shape \[{rows}, 6\] for a batch of records; expected one row per record"):
+        columns.add({"n": torch.zeros(rows, 6)}, ["a", "b"], None, batch_size=4)
+
+
 def test_what_the_model_does_not_return_is_named() -> None:
     """With what it returns instead."""
     outputs = {"features": torch.zeros(2, 3, 4)}
