@@ -78,6 +78,9 @@ def read_folder(folder: Path) -> SentenceFolder | None:
     kind = typed(overall, "model_type", str, "SentenceTransformer", path)
     if kind != "SentenceTransformer":
         problems.append(f"{path}: model_type is {kind!r}; expected SentenceTransformer")
+    cut = typed(overall, "truncate_dim", int, None, path)
+    if cut is not None:
+        problems.append(f"{path}: truncate_dim is {cut}; expected null, as embeddings keep all their features")
     pooling, left_out = None, None
     if not problems:
         pooling, left_out = _pooling(folder, entries, problems)

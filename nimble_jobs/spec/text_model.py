@@ -16,7 +16,10 @@ _LARGEST = 1 << 20  # bytes of a configuration; a larger file is none
 _SENSIBLE = 1 << 24  # tokens; transformers writes 1e30 where a tokenizer has no limit
 # Their positions begin behind that of the padding token, so two of the table's rows are never used.
 _SHIFTED = frozenset(
-    {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "esm"}
+    {
+        *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert", "luke", "ibert"),
+        *("mpnet", "longformer", "data2vec-text", "esm"),
+    }
 )
 # Their positions are relative or computed, so `max_position_embeddings` is no limit, if they have it at all.
 _RELATIVE = frozenset({"t5", "mt5", "umt5", "xlnet"})
@@ -58,6 +61,8 @@ def text_model(folder: Path, config: Mapping[str, Any] | None = None) -> TextMod
         config = inner
     kind = config.get("model_type")
     positions = _count(config.get("max_position_embeddings"))
+    if positions is None:
+        positions = _count(config.get("n_positions"))  # of GPT-2
     if kind in _RELATIVE:
         positions = None
     elif kind in _SHIFTED and positions is not None:

@@ -98,7 +98,7 @@ def test_every_kind_of_input_is_answered(cli: Cli, model: Path, tmp_path: Path) 
             request("a", TEXTS[0], user="u"),
             request("b", TEXTS),
             b"  ",
-            request("c", tokens[1], encoding_format="float"),
+            request("c", tokens[1], encoding_format="float", user=None),
             request("d", tokens),
             request("é", TEXTS[2:], encoding_format="base64"),
         ],

@@ -200,6 +200,10 @@ STRANGE: dict[str, tuple[Callable[[Path], None], str]] = {
         settings("sentence_bert_config.json", {"modality_config": {"text": {"method_output_name": "pooler_output"}}}),
         "sentence_bert_config.json: modality_config.text gives 'pooler_output'; expected last_hidden_state",
     ),
+    "embeddings that are cut": (
+        settings("config_sentence_transformers.json", {"truncate_dim": 8}),
+        "config_sentence_transformers.json: truncate_dim is 8; expected null, as embeddings keep all their features",
+    ),
     "another kind of model": (
         settings("config_sentence_transformers.json", {"model_type": "SparseEncoder"}),
         "config_sentence_transformers.json: model_type is 'SparseEncoder'; expected SentenceTransformer",

@@ -52,3 +52,17 @@ def test_what_a_folder_says(tmp_path: Path) -> None:
     (tmp_path / "bert" / "config.json").write_text("[")
     assert text_model(tmp_path / "bert").positions is None
     assert text_model(tmp_path / "none").limit is None
+
+
+@pytest.mark.parametrize("kind", ["roberta-prelayernorm", "xmod", "luke", "ibert"])
+def test_models_whose_positions_begin_behind_the_padding(tmp_path: Path, kind: str) -> None:
+    rewrite(tmp_path / "config.json", model_type=kind, max_position_embeddings=66, pad_token_id=1)
+    assert text_model(tmp_path).positions == 64
+
+
+def test_positions_by_the_name_of_gpt2(tmp_path: Path) -> None:
+    """T5 writes it, too, where it limits nothing."""
+    rewrite(tmp_path / "config.json", model_type="gpt2", n_positions=64)
+    assert text_model(tmp_path).positions == 64
+    rewrite(tmp_path / "config.json", model_type="t5")
+    assert text_model(tmp_path).positions is None

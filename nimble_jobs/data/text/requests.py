@@ -202,7 +202,7 @@ def _request(found: dict[str, Any], custom_id: str) -> Request:
     dimensions = body.get("dimensions")
     if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
         raise Refused("body.dimensions", f"{_kind(dimensions)}; expected a whole number from 1")
-    if not isinstance(body.get("user", ""), str):
+    if not isinstance(body.get("user"), str | None):
         raise Refused("body.user", f"{_kind(body['user'])}; expected text")
     return Request(
         custom_id=custom_id,
