@@ -16,8 +16,8 @@ from nimble_jobs.planner.step.build import OptimizerRecipe, StepRequest, prepare
 from nimble_jobs.planner.step.compare import near_eager
 
 WIDTH = 64
-EDGES = 2  # values next to the edge of a ReLU
-SHARE = 0.3  # of the other gradients: what an edge adds to the gradient of a weight
+ZEROS = 2
+SHARE = 0.3  # of the other gradients: what a ReLU adds to the gradient of a weight
 
 
 def test_the_first_neighbour_that_is_like_it_counts() -> None:
@@ -53,21 +53,22 @@ def test_what_no_edge_explains_is_refused_at_once(error: float | None) -> None:
         near_eager(CheckFailed("differs", error=error), lambda _: pytest.fail("eager runs again"))
 
 
-class Edges(nn.Module):
-    """Adds ReLUs of values that are 0 but for rounding, and have other signs while it is recorded."""
+class Edge(nn.Module):
+    """Adds a ReLU of a value that is 0, which rounding makes positive while it is recorded."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.left = nn.Parameter(torch.rand(WIDTH) + 0.5)
-        self.right = nn.Parameter(self.left.detach()[:EDGES].clone())
+        self.right = nn.Parameter(self.left.detach()[:1].clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        edge = self.left[:EDGES] - self.right
+        edge = self.left[:1] - self.right
         if is_in_torch_dispatch_mode():
-            signs = torch.tensor([1.0, -1.0])
-            edge = edge + 2.0**-24 * signs * self.left.detach()[:EDGES]
-        return x * self.left + SHARE * nn.functional.pad(edge.relu(), (0, WIDTH - EDGES)) * x
+            edge = edge + 2.0**-24 * self.left.detach()[:1]
+        added = 4 * self.right + SHARE * edge.relu()
+        # Of the gradient of `right` the edge is a share of 0.075, and of that of `left` no more, whatever the input is.
+        return 4 * x * self.left + nn.functional.pad(added, (0, WIDTH - 1)) * x
 
 
 class Zeros(nn.Module):
@@ -79,9 +80,9 @@ class Zeros(nn.Module):
         self.left = nn.Parameter(torch.rand(WIDTH) + 0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        zero = (self.left - self.left.detach())[:EDGES]
+        zero = (self.left - self.left.detach())[:ZEROS]
         zero = zero if is_in_torch_dispatch_mode() else zero.relu()
-        return x * self.left + SHARE * nn.functional.pad(zero, (0, WIDTH - EDGES)) * x
+        return x * self.left + SHARE * nn.functional.pad(zero, (0, WIDTH - ZEROS)) * x
 
 
 class Wrong(nn.Module):
@@ -128,10 +129,10 @@ CHECKS = pytest.mark.parametrize("check", [check_of_both_passes, check_of_a_job]
 @CHECKS
 def test_rounding_may_decide(check: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """It is accepted, and not without a neighbour."""
-    check(Edges())
+    check(Edge())
     monkeypatch.setattr(compare, "_NEIGHBOURS", 0)
     with pytest.raises(CheckFailed, match="differs from eager by a relative norm"):
-        check(Edges())
+        check(Edge())
 
 
 @CHECKS
