@@ -99,7 +99,9 @@ def disturb(tensors: Iterable[torch.Tensor], unit: float, seed: int) -> None:
             if place not in generators:
                 generators[place] = torch.Generator(place).manual_seed(seed)
             share = max(unit, torch.finfo(tensor.dtype).eps)
-            factors = 1 + share * (2 * torch.rand(tensor.shape, generator=generators[place], device=place) - 1)
+            dtype = torch.promote_types(tensor.dtype, torch.float32)  # in fp32 a rounding of fp64 would be lost
+            drawn = torch.rand(tensor.shape, generator=generators[place], device=place, dtype=dtype)
+            factors = 1 + share * (2 * drawn - 1)
             tensor.copy_(tensor.to(factors.dtype) * factors)
 
 
