@@ -81,18 +81,15 @@ def numbers(raw: np.ndarray, total: int, *, where: str, shares: bool = False) ->
 def _text(raw: list[Any], names: Sequence[str] | None) -> Labels:
     given = {v for v in set(raw) if v is not None and v != ""}  # a million records may share a few different labels
     whole = {v: int(v) for v in given if _whole(v)}
-    if names is None and given and all(_NUMBER.fullmatch(str(v).strip()) for v in given):
-        # A column of numbers that once had a gap is written as 0.0, 1.0 and so on.
+    numeric = bool(given) and all(_NUMBER.fullmatch(str(v).strip()) for v in given)
+    if numeric:  # a column of numbers that once had a gap is written as 0.0, 1.0 and so on
         whole |= {v: int(float(v)) for v in given - whole.keys() if 0 <= float(v) < 2**53 and float(v) % 1 == 0}
-        named = False
-    else:
-        named = not whole
-    if names is None and not named:
+    if names is None and (whole or numeric):
         wrong = {i: f"label is {v!r}; expected a whole number, 0 or more" for i, v in enumerate(raw) if v not in whole}
         wrong.update({i: "label is missing" for i, v in enumerate(raw) if v is None or v == ""})
         numbers = [0 if i in wrong else whole[v] for i, v in enumerate(raw)]
         return Labels(values=np.array(numbers, dtype=np.int64), bad=wrong, names=None)
-    known = tuple(names) if names is not None else tuple(sorted({str(v) for v in raw if v is not None and v != ""}))
+    known = tuple(names) if names is not None else tuple(sorted({str(v) for v in given}))
     number = {name: i for i, name in enumerate(known)}
     bad: dict[int, str] = {}
     values = np.zeros(len(raw), dtype=np.int64)

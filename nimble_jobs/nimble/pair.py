@@ -164,8 +164,7 @@ def check(
             expected = [_in_eager(subject, step, changing, *each) for each in drawn]
             put(changing, before)
             inputs, made, number = drawn[0]
-            given = {n: made[gradient_name(n)] for n in step.differentiable}
-            noise = _noise(subject, inputs, given, expected[0][1], number)
+            noise = _noise(subject, inputs, _given(step, made), expected[0][1], number)
             put(changing, before)
             start: Tensors = before
             for (inputs, made, number), right in zip(drawn, expected, strict=True):
@@ -184,8 +183,7 @@ def check(
                 try:
                     error = _compared(pair, gradients, tolerance, noise)
                 except CheckFailed as refused:
-                    given = {n: made[gradient_name(n)] for n in step.differentiable}
-                    near = partial(_disturbed, subject, inputs, given, seed=number)
+                    near = partial(_disturbed, subject, inputs, _given(step, made), seed=number)
                     error = _near(refused, pair, subject, near, changing, start, tolerance)
                 worst = max(worst, error)
                 start = after
@@ -199,8 +197,13 @@ def _in_eager(
 ) -> tuple[Tensors, Tensors, Tensors]:
     """Outputs, gradients, and what a step leaves in the module."""
     seed_all(seed, subject.device)
-    outputs, gradients = subject.step(inputs, {n: made[gradient_name(n)] for n in step.differentiable})
+    outputs, gradients = subject.step(inputs, _given(step, made))
     return copies(outputs), gradients, copies(changing)
+
+
+def _given(step: Step, made: Tensors) -> Tensors:
+    """The gradients of outputs, by the outputs' names."""
+    return {n: made[gradient_name(n)] for n in step.differentiable}
 
 
 def _compared(pair: Pair, gradients: Tensors, tolerance: float, noise: Mapping[str, float]) -> float:

@@ -5,8 +5,8 @@ Nothing is built or trained, and no weights are made: the model is on torch's me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from nimble_jobs.models.pictures import with_model_transform
 from nimble_jobs.models.source import source_of
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.formats import TEXTS
+from nimble_jobs.spec.pooling_rules import pools
+from nimble_jobs.workloads.heads import heads_of
 from nimble_jobs.workloads.text.setup import ColumnOfText, set_up
 from nimble_jobs.workloads.training.batches.augment import Augment
 from nimble_jobs.workloads.training.step.losses import targets
@@ -131,12 +133,27 @@ def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, seen: Look) -> Non
             seen.problems.append(f"input.fields.x: the model cannot take a batch of {batch}: {first_line(e)}")
     else:
         seen.found["outputs"] = ", ".join(f"{name} {list(t.shape)}" for name, t in outputs.items())
-        for name, tensor in outputs.items():
-            if name in spec.output.fields and list(tensor.shape[:1]) != [spec.input.batch_size]:
-                seen.problems.append(
-                    f"output.fields: {name!r} has shape {list(tensor.shape)} for {spec.input.batch_size} records; "
-                    "expected one row per record"
-                )
+        if spec.kind == "score" and not pools(spec):  # pooling works on another module than this
+            _fields(spec, outputs, seen)
+
+
+def _fields(spec: JobSpec, outputs: Mapping[str, torch.Tensor], seen: Look) -> None:
+    """Whether the output's fields can be made of the model's outputs, with a row for each record.
+
+    Not `embedding`, which is taken from inside of the model.
+    """
+    heads = heads_of(spec)
+    try:
+        made = replace(heads, fields=tuple(name for name in heads.fields if name != "embedding"))(outputs)
+    except ModelError as e:
+        seen.problems.append(str(e))
+        return
+    for name, tensor in made.items():
+        if list(tensor.shape[:1]) != [spec.input.batch_size]:
+            seen.problems.append(
+                f"output.fields: {name!r} has shape {list(tensor.shape)} for {spec.input.batch_size} records; "
+                "expected one row per record"
+            )
 
 
 def _of_meta(error: BaseException) -> bool:

@@ -265,6 +265,20 @@ def test_validate_looks_at_the_data(cli: Cli, tmp_path: Path) -> None:
     assert "data.outputs: output [4, 2]" in answer.out.splitlines()
 
 
+def test_validate_data_looks_at_the_fields_that_the_job_writes(cli: Cli, tmp_path: Path) -> None:
+    """Classes come from the scores, not from an output of their name, and the embedding from inside of the model."""
+    text = (
+        "import torch\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.last = torch.nn.Linear(3, 2)\n    def forward(self, x):\n"
+        "        return {'output': self.last(x), 'top1': x.sum()}\ndef make():\n    return Net()\n"
+    )
+    spec = scored(cli, tmp_path, text)
+    words = (spec, "output.fields=[id,top1,embedding]")
+    answer = cli("validate", *words, "--data", "--allow-python", str(tmp_path))
+    assert (answer.code, answer.lines) == (0, [f"{spec}: valid"])
+    assert cli("run", *words, "--allow-python", str(tmp_path)).code == 0
+
+
 def test_validate_data_counts_the_rows_of_outputs(cli: Cli, tmp_path: Path) -> None:
     """A field needs one for each record."""
     double = "class Double(torch.nn.Module):\n    def forward(self, x):\n        return torch.cat([x, x])\n"
@@ -273,6 +287,10 @@ def test_validate_data_counts_the_rows_of_outputs(cli: Cli, tmp_path: Path) -> N
     answer = cli(*asked)
     assert answer.code == 2
     assert "output.fields: 'output' has shape [8, 3] for 4 records; expected one row per record" in answer.err
+    by_class = cli("validate", spec, "output.fields=[id,top1]", "--data", "--allow-python", str(tmp_path))
+    assert "output.fields: 'top1' has shape [8] for 4 records; expected one row per record" in by_class.err
+    unknown = cli("validate", spec, "output.fields=[id,mask]", "--data", "--allow-python", str(tmp_path))
+    assert "output.fields: the model returns no 'mask'; it returns output" in unknown.err
     refused = cli("run", spec, "output.fields=[id,output]", "--allow-python", str(tmp_path))
     assert refused.code == 100
     assert "the model returns shape [8, 3] for a batch of records; expected one row per record" in refused.err

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ import torchvision
 from torch import nn
 
 from nimble_jobs import Nimble
-from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError, UsageError
-from nimble_jobs.planner.step.compare import ROUNDINGS, compare_gradient, disturb, near_eager, rms
+from nimble_jobs.errors import CannotRecord, EngineError, UsageError
+from nimble_jobs.planner.step.compare import compare_gradient, disturb, noise_of, rms
 
 
 @pytest.fixture(autouse=True)
@@ -186,25 +185,18 @@ def test_a_failed_preparation_leaves_no_trace(training: bool, device: torch.devi
     nimble(torch.ones(2, 4, device=device))
 
 
-def gradients_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    return {n: p.grad for n, p in module.named_parameters() if p.grad is not None}
-
-
-def compare_gradients(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    assert found.keys() == expected.keys()
-    floor = 1e-3 * max(rms(gradient) for gradient in expected.values())
-    return max(compare_gradient(n, found[n], gradient, 1e-2, floor, 0.0) for n, gradient in expected.items())
-
-
-def compare_next_to(
-    found: dict[str, torch.Tensor], module: nn.Module, x: torch.Tensor, target: torch.Tensor, seed: int
-) -> float:
-    """With eager's gradients for weights and input that are disturbed by as much as a check of a step disturbs them."""
-    moved, other = copy.deepcopy(module), x.clone()
-    disturb([*moved.parameters(), other], ROUNDINGS * torch.finfo(torch.float32).eps / 2, seed)
-    moved.zero_grad()
-    nn.functional.cross_entropy(moved(other), target).backward()
-    return compare_gradients(found, gradients_of(moved))
+def rounding_noise(module: nn.Module, x: torch.Tensor, target: torch.Tensor) -> dict[str, float]:
+    """By parameter, the most that its gradient moves in eager where weights and input are moved by a last place."""
+    runs = []
+    for seed in range(5):
+        moved, other = copy.deepcopy(module), x.clone()
+        if seed:
+            disturb([*moved.parameters(), other], torch.finfo(torch.float32).eps, seed)
+        moved.zero_grad()
+        nn.functional.cross_entropy(moved(other), target).backward()
+        runs.append({n: p.grad for n, p in moved.named_parameters()})
+    found = [noise_of(run, runs[0]) for run in runs[1:]]
+    return {name: max(noise[name] for noise in found) for name in runs[0]}
 
 
 @pytest.mark.parametrize(
@@ -220,8 +212,8 @@ def compare_next_to(
 def test_gradients_and_statistics_equal_eager(name: str, fuse: Any, device: torch.device) -> None:
     """Every parameter's gradient and every running statistic of a step, with streams over both passes.
 
-    Inductor's kernels round in other places than eager's, which may move a value over the edge of a ReLU: then all
-    gradients must be like those that eager has for weights and input next to these.
+    Inductor's kernels round in other places than eager's, which may move a value over the edge of a ReLU: they may
+    differ by what such roundings do to eager's own gradients.
     """
     args: dict[str, Any] = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
     module = network(name, device, **args)
@@ -238,16 +230,13 @@ def test_gradients_and_statistics_equal_eager(name: str, fuse: Any, device: torc
     for _ in range(5):
         x = torch.randn(8, 3, 64, 64, device=device)
         target = torch.randint(0, 10, (8,), device=device)
-        undisturbed = copy.deepcopy(twin)
+        noise = {} if fuse == "off" else rounding_noise(twin, x, target)
         for call, of in ((nimble, module), (twin, twin)):
             of.zero_grad()
             nn.functional.cross_entropy(call(x), target).backward()
-        try:
-            compare_gradients(gradients_of(module), gradients_of(twin))
-        except CheckFailed as refused:
-            if fuse == "off":
-                raise
-            near_eager(refused, partial(compare_next_to, gradients_of(module), undisturbed, x, target))
+        floor = 1e-3 * max(rms(p.grad) for p in twin.parameters())
+        for (label, p), q in zip(module.named_parameters(), twin.parameters(), strict=True):
+            compare_gradient(label, p.grad, q.grad, 1e-2, floor, noise.get(label, 0.0))
         for (label, a), b in zip(module.named_buffers(), twin.buffers(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5, msg=label)
 

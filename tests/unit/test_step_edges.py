@@ -53,6 +53,18 @@ def test_what_no_edge_explains_is_refused_at_once(error: float | None) -> None:
         near_eager(CheckFailed("differs", error=error), lambda _: pytest.fail("eager runs again"))
 
 
+def test_fp64_is_disturbed_by_its_own_roundings() -> None:
+    torch.manual_seed(0)
+    unit = 2.0**-53
+    plain = torch.randn(1000, dtype=torch.float64) * 1e-100  # beyond what fp32 can hold
+    moved = [plain.clone(), plain.clone()]
+    for seed, tensor in enumerate(moved):
+        compare.disturb([tensor], compare.ROUNDINGS * unit, seed)
+        changes = ((tensor - plain) / plain).abs().max()
+        assert 4 * unit < changes <= (compare.ROUNDINGS + 2) * unit
+    assert not torch.equal(*moved)
+
+
 class Edge(nn.Module):
     """Adds a ReLU of a value that is 0, which rounding makes positive while it is recorded."""
 

@@ -39,7 +39,7 @@ from nimble_jobs.planner.step.compare import (
 )
 from nimble_jobs.planner.step.eager import EagerStep, state_of_step
 from nimble_jobs.planner.step.request import Tensors
-from nimble_jobs.planner.step.states import compare_states, floors_of, slots_of
+from nimble_jobs.planner.step.states import compare_learnt, compare_others, floors_of, slots_of
 
 _STEPS_BEFORE = 10.0  # for Adam's bias corrections
 _HALVINGS = 24  # of the loss scale, at most, until gradients are finite
@@ -119,9 +119,11 @@ def check_update(
         flips = abs(int(count) - int(wanted))
         if flips > 1 + _FLIPS * y.shape[0] * ranks:
             raise CheckFailed(f"the number of records classified correctly differs from eager's by {flips}")
+    worst = max(worst, compare_others(arithmetic.parameters, live, expected, tolerance))
+    moved = {n: expected[n] - before[n] for n in arithmetic.parameters}
     found = copies(live)
     try:
-        error = compare_states(arithmetic.parameters, found, before, expected, tolerance, noise)
+        error = compare_learnt(moved, found, before, expected, tolerance, noise)
     except CheckFailed as refused:
         unit = unit_roundoff([arithmetic.objective.computes_in], device)
         if matters(unit) or ranks > 1:  # all ranks would have to repeat it
@@ -130,8 +132,7 @@ def check_update(
         def neighbour(number: int) -> float:
             put(live, before)
             moved = _disturbed(eager, live, batches, ROUNDINGS * unit, seed + number, seed, device)
-            right = {n: before[n] + change for n, change in moved.items()} | {n: live[n] for n in slots_of(live)}
-            return compare_states(arithmetic.parameters, found, before, {**expected, **right}, tolerance, {})
+            return compare_learnt(moved, found, before, live, tolerance, {})
 
         error = near_eager(refused, neighbour)
         put(live, found)

@@ -13,37 +13,42 @@ _NO_SLOTS = {"@lr", "@scaler.scale", "@scaler.growth_tracker", WEIGHT, TURN}
 _MOVES = 0.1  # share of a batch's mean in the running mean, by default
 
 
-def compare_states(
-    parameters: Tensors,
+def compare_learnt(
+    moved: Tensors,
     live: Tensors,
     before: Tensors,
     expected: Tensors,
     tolerance: float,
     noise: Mapping[str, float],
 ) -> float:
-    """The largest relative norm. Weights are compared by how far they moved. Raises CheckFailed, naming the tensor."""
-    moved = {n: expected[n] - before[n] for n in parameters}
-    slots = set(slots_of(live))
+    """The largest relative norm in what gradients change. Raises CheckFailed, naming the tensor.
+
+    Weights are compared by how far they `moved` in eager, the optimizer's tensors with those in `expected`.
+    """
     slack = tolerance * GRADIENT_SLACK
     usual = max((rms(t) for t in moved.values()), default=0.0)
+    slots = slots_of(live)
     of_slots = _largest_by_kind(expected, slots)
-    of_buffers = _largest_by_kind(expected, (n for n in live if n not in moved and not n.startswith("@")))
     worst = 0.0
-    for name, tensor in live.items():
-        if name in moved:
-            rounding = 4 * _EPS * rms(before[name]) / slack
-            found = tensor.detach() - before[name]
-            worst = max(
-                worst,
-                compare_gradient(name, found, moved[name], slack, max(NOISE * usual, rounding), noise.get(name, 0.0)),
-            )
-        elif name in slots:
-            floor = NOISE * of_slots[_kind(name)]
-            plain = name.removeprefix("@")
-            worst = max(worst, compare_gradient(plain, tensor, expected[name], slack, floor, noise.get(name, 0.0)))
-        else:
-            floor = 0.0 if name.startswith("@") else _floor_of_buffer(name, expected, of_buffers)
-            worst = max(worst, compare(name.removeprefix("@"), tensor, expected[name], tolerance, floor))
+    for name, right in moved.items():
+        floor = max(NOISE * usual, 4 * _EPS * rms(before[name]) / slack)  # the weight itself is rounded, too
+        found = live[name].detach() - before[name]
+        worst = max(worst, compare_gradient(name, found, right, slack, floor, noise.get(name, 0.0)))
+    for name in slots:
+        floor = NOISE * of_slots[_kind(name)]
+        plain = name.removeprefix("@")
+        worst = max(worst, compare_gradient(plain, live[name], expected[name], slack, floor, noise.get(name, 0.0)))
+    return worst
+
+
+def compare_others(parameters: Collection[str], live: Tensors, expected: Tensors, tolerance: float) -> float:
+    """The largest relative norm in all other state, such as statistics. Raises CheckFailed, naming the tensor."""
+    others = [n for n in live if n not in parameters and (not n.startswith("@") or n in _NO_SLOTS)]
+    of_buffers = _largest_by_kind(expected, (n for n in others if not n.startswith("@")))
+    worst = 0.0
+    for name in others:
+        floor = 0.0 if name.startswith("@") else _floor_of_buffer(name, expected, of_buffers)
+        worst = max(worst, compare(name.removeprefix("@"), live[name], expected[name], tolerance, floor))
     return worst
 
 
