@@ -21,8 +21,9 @@ class Page {
   overview = null;
   view = null;
   turn = 0;
-  pending = null;
-  yes = null;
+  pending = null; // the timer of the next reading
+  reading = Promise.resolve();
+  queued = null; // the reading after that one
 
   get readOnly() {
     return Boolean(this.overview?.read_only);
@@ -37,7 +38,7 @@ class Page {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.view?.shown?.());
     this.shortcuts($("#shortcuts"));
     setInterval(() => tick(), 1000);
-    setInterval(() => this.refreshOverview().then(() => this.show()), OVERVIEW_MS);
+    setInterval(() => this.refresh(), OVERVIEW_MS);
     await this.refreshOverview();
     this.stream = new Stream({
       onChange: (change) => this.changed(change),
@@ -47,7 +48,8 @@ class Page {
     });
     this.stream.seq = this.overview?.last_seq ?? null;
     this.stream.connect();
-    await this.go();
+    if (this.turn === 0) await this.go();
+    else this.show(); // the reader has gone somewhere meanwhile
   }
 
   // ---- what is shown
@@ -59,6 +61,7 @@ class Page {
     const moved = this.view !== null;
     const turn = ++this.turn;
     const route = location.hash;
+    const seen = this.stream?.seq;
     $("#main").setAttribute("aria-busy", "true");
     const view = new made({ parts, query: new URLSearchParams(search) });
     try {
@@ -77,6 +80,7 @@ class Page {
     }
     if (!same) $("#main").replaceChildren(); // nothing of the view before may stay: not its log, not its curves
     this.show();
+    if (this.stream?.seq !== seen) this.stir(true); // something has changed since the view was read
     $("#main").removeAttribute("aria-busy");
     $("#main").dataset.route = route || "#/queue";
     if (moved && !same) {
@@ -155,7 +159,19 @@ class Page {
     this.pending ??= setTimeout(() => this.refresh(), QUIET_MS);
   }
 
-  async refresh() {
+  /** Read what is stale. Only one reading runs and only one waits, so an old answer never replaces a newer one. */
+  refresh() {
+    clearTimeout(this.pending);
+    this.pending = null;
+    this.queued ??= this.reading.then(() => {
+      this.queued = null;
+      this.reading = this.read();
+      return this.reading;
+    });
+    return this.queued;
+  }
+
+  async read() {
     const view = this.stale ? this.view : null;
     this.stale = false;
     try {
@@ -164,10 +180,8 @@ class Page {
     } catch (error) {
       if (error.status) this.toast(error.message);
       else this.stale = true; // a server that is away is said beside the menu; once it is back, all is read anew
-    } finally {
-      this.pending = null;
-      if (this.stale && $("#connection").dataset.state === "live") this.stir();
     }
+    if (this.stale && $("#connection").dataset.state === "live") this.stir();
   }
 
   connection(state) {
