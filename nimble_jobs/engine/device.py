@@ -16,7 +16,7 @@ from nimble_jobs.engine.private import runtime
 from nimble_jobs.errors import UsageError
 from nimble_jobs.spec.units import BadValue, parse_device
 
-_SWITCHES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # read by NVIDIA's libraries
+SWITCHES = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # read by NVIDIA's libraries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ def precision(device: torch.device) -> dict[str, str]:
         "math": backends.cuda.math_sdp_enabled(),
         "cudnn": backends.cuda.cudnn_sdp_enabled(),
     }
-    environment = {name: os.environ[name] for name in _SWITCHES if name in os.environ}
+    environment = {name: os.environ[name] for name in SWITCHES if name in os.environ}
     return deterministic | {
         "precision.matmul": matmul.fp32_precision,
         "precision.conv": cudnn.conv.fp32_precision,

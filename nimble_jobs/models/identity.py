@@ -14,6 +14,7 @@ from typing import Any
 
 from nimble_jobs import machine
 from nimble_jobs.errors import ModelError
+from nimble_jobs.models.files_read import state_of, weights_in
 from nimble_jobs.models.local_files import local_files
 from nimble_jobs.models.source import source_of, weights_entry, weights_file
 from nimble_jobs.models.steady import steady
@@ -71,6 +72,7 @@ def identity(spec: ModelSpec) -> dict[str, str]:
 def weights_identity(spec: ModelSpec) -> str:
     """Which weights the model gets, found cheaply: path, size, time of change and inode of a file; or the seed.
 
+    Files that arguments of a Python model name count as weights, and so do weights right inside of such folders.
     Raises ModelError if a file that the spec names does not exist.
     """
     entry = weights_entry(spec)
@@ -83,7 +85,18 @@ def weights_identity(spec: ModelSpec) -> str:
         files = _weights_of(Path(source.target))
         if files:
             return " ".join(_stat(p) for p in files)
-    return _stat(file) if file is not None else f"seed:{spec.seed}"
+    named = _named_in(spec.args) if source.scheme == "python" else []
+    return " ".join([_stat(file) if file is not None else f"seed:{spec.seed}", *named])
+
+
+def _named_in(value: Any) -> list[str]:
+    """The files that arguments name, each with its state."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [found for each in value for found in _named_in(each)]
+    paths = weights_in(Path(value)) or [value] if isinstance(value, str) and value else []
+    return [f"{path}:{state}" for path in paths if (state := state_of(path)) is not None]
 
 
 def _weights_of(folder: Path) -> list[Path]:

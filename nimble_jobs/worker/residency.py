@@ -99,6 +99,13 @@ class Residents:
         self._in_use.add(key)
         self._tell()
 
+    def drop(self, key: str) -> None:
+        """Close the value under `key`, in use or not, and keep it no longer."""
+        value = self._values.pop(key, None)
+        if value is not None:
+            value.close()
+            self._tell()
+
     def make_room(self, nbytes: int) -> None:
         """Evict the least recently used until `nbytes` more fit the budget, or all remaining values are in use."""
         if self._evict(nbytes):

@@ -31,7 +31,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(machine, "driver_version", lambda: "575.57")
     monkeypatch.setattr(machine, "package_version", lambda _package: "3.6.0")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91_900)
-    for name in devices._SWITCHES:
+    for name in devices.SWITCHES:
         monkeypatch.delenv(name, raising=False)
     return properties
 
@@ -143,7 +143,7 @@ for code in json.loads(sys.argv[1]):
 def test_each_precision_switch_matters() -> None:
     """Each alone, in a process of its own, changes its part, and that part only of those of its device."""
     codes = [code for code, _ in SWITCHES.values()]
-    environment = {n: v for n, v in os.environ.items() if n not in devices._SWITCHES}
+    environment = {n: v for n, v in os.environ.items() if n not in devices.SWITCHES}
     done = prefork.run(
         [sys.executable, "-c", ALL_SWITCHES, json.dumps(codes)],
         capture_output=True,

@@ -349,6 +349,9 @@ def test_room_is_made_before_a_stored_schedule_is_captured(store: Store, code: P
     wanted: list[int] = []
 
     class Watched(Residents):
+        def drop(self, key: str) -> None:
+            raise AssertionError
+
         def make_room(self, nbytes: int) -> None:
             wanted.append(nbytes)
             super().make_room(nbytes)

@@ -32,6 +32,7 @@ from nimble_jobs.models.embedding import WithEmbedding
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.pooled import Pooled
 from nimble_jobs.models.preprocessed import Preprocessed
+from nimble_jobs.planner.jobs.origin import Origin
 from nimble_jobs.planner.keys.request import Request, resident_key
 from nimble_jobs.planner.module.carried import Carried
 from nimble_jobs.planner.module.limits import Limits
@@ -67,6 +68,9 @@ class Residents(Protocol):
     def put(self, key: str, value: Any) -> None:
         """Keep `value` (a Resident); may close others."""
 
+    def drop(self, key: str) -> None:
+        """Close the value under `key` and keep it no longer."""
+
     def make_room(self, nbytes: int) -> None:
         """Close others, least recently used first, until `nbytes` more fit the budget."""
 
@@ -83,6 +87,7 @@ class Siblings:
 
     first: Packed | None = None  # the first one's module; None: not made yet
     carried: Carried | None = None  # the shared model as it was before its first batch
+    origin: Origin = field(default_factory=Origin)  # the shared model's
     steady: bool = False  # whether the check of a stored schedule was watched, and left no traces in the model
     # Copies with folded or merged weights, by which of them are. Schedules that need the same copy share it.
     variants: weakref.WeakValueDictionary[Hashable, Packed] = field(default_factory=weakref.WeakValueDictionary)
@@ -101,6 +106,7 @@ class Loaded:
     request: Request
     device: torch.device
     module: nn.Module  # whose weights the instances read
+    origin: Origin = field(default_factory=Origin)
     instances: tuple[Instance, ...] = ()
     schedule: Schedule | None = None
     fallback: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import torch
@@ -11,6 +12,7 @@ from nimble_jobs.models.packed import Packed
 from nimble_jobs.planner.jobs.background import Builders
 from nimble_jobs.planner.jobs.building import build_apart, build_new, build_quickly, check_code
 from nimble_jobs.planner.jobs.loaded import Loaded, Report, Residents, Siblings, build_module, keep_resident
+from nimble_jobs.planner.jobs.origin import noted
 from nimble_jobs.planner.jobs.prepared import FirstRun, Prepared, Progress
 from nimble_jobs.planner.jobs.take import move, take_stored
 from nimble_jobs.planner.keys.request import Request, key_parts, resident_key, schedule_key
@@ -18,6 +20,8 @@ from nimble_jobs.planner.lookup.obtain import Waiting, by_spec, obtain
 from nimble_jobs.planner.lookup.stored import Later, Miss, Obtained, Refused, Taken
 from nimble_jobs.planner.module.carried import Carried
 from nimble_jobs.store import Store
+
+log = logging.getLogger(__name__)
 
 
 def prepare(
@@ -43,7 +47,7 @@ def prepare(
     start = time.perf_counter()
     parts = key_parts(request, device)
     key = schedule_key(parts)
-    kept: Loaded | None = residents.get(resident_key(key, request))
+    kept = _kept(resident_key(key, request), residents)
     if kept is not None and not kept.provisional and _still_serves(kept, request, store) and kept.put_back():
         store.schedules.touch(key, Hit.RESIDENT, time.time())
         return Prepared(loaded=kept, hit=Hit.RESIDENT, load_s=time.perf_counter() - start, build_s=0.0)
@@ -80,16 +84,37 @@ def prepare(
     )
 
 
+def _kept(key: str, residents: Residents) -> Loaded | None:
+    """What an earlier job left on the device, unless a file has changed that its model was built from."""
+    kept: Loaded | None = residents.get(key)
+    if kept is None:
+        return None
+    if (path := kept.origin.changed()) is not None:
+        log.info("the model is built anew: %s has changed", path)
+        residents.drop(key)
+        return None
+    kept.origin.set_again()
+    return kept
+
+
 def _without_schedule(key: str, request: Request, device: torch.device, siblings: Siblings | None) -> Loaded:
     """The request's model on the device, which has no schedule yet."""
-    module = build_module(request, device, siblings.first if siblings is not None else None)
+    with noted(request.model) as origin:
+        module = build_module(request, device, siblings.first if siblings is not None else None)
     if siblings is None:
-        return Loaded(key=key, request=request, device=device, module=module, carried=Carried(module))
+        return Loaded(key=key, request=request, device=device, module=module, origin=origin, carried=Carried(module))
     if siblings.first is None or siblings.carried is None:
         assert isinstance(module, Packed)
-        siblings.first, siblings.carried = module, Carried(module)
-    carried = siblings.carried
-    loaded = Loaded(key=key, request=request, device=device, module=module, carried=carried, siblings=siblings)
+        siblings.first, siblings.carried, siblings.origin = module, Carried(module), origin
+    loaded = Loaded(
+        key=key,
+        request=request,
+        device=device,
+        module=module,
+        origin=siblings.origin,
+        carried=siblings.carried,
+        siblings=siblings,
+    )
     siblings.members.add(loaded)
     return loaded
 

@@ -1,0 +1,91 @@
+"""Which files a model's code reads while it builds the model, so that a later job can tell whether they have changed.
+
+Python tells of each file that it opens (an audit event). Libraries in C++ and Rust open files out of its sight, so
+weights that lie beside such a file, or beside the model's own, count as read.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
+_CODE = (".py", ".pyc", ".so")  # what code decides is in the model's identity
+_LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
+
+_State = tuple[int, int, int]  # size, time of change in ns, inode
+_watching: tuple[int, dict[str, _State]] | None = None  # the thread that is watched, and what it has opened
+_hooked = False
+
+
+class FilesRead:
+    """Files by path, as they were when they were read."""
+
+    def __init__(self, files: dict[str, _State] | None = None) -> None:
+        self._files = {} if files is None else files
+
+    def changed(self) -> str | None:
+        """The path of a file that is another one now, or gone; None if there is none."""
+        return next((path for path, state in self._files.items() if state_of(path) != state), None)
+
+
+@contextmanager
+def files_read(beside: Path) -> Iterator[FilesRead]:
+    """Note what this thread reads in the block; complete after its end. `beside` is the model's own file."""
+    global _watching, _hooked
+    if not _hooked:
+        sys.addaudithook(_hear)  # it stays as long as the process
+        _hooked = True
+    files: dict[str, _State] = {}
+    outer, _watching = _watching, (threading.get_ident(), files)
+    try:
+        yield FilesRead(files)
+    finally:
+        _watching = outer
+    for folder in {beside.parent, *(Path(path).parent for path in files)}:
+        for path in weights_in(folder):
+            if (state := state_of(path)) is not None:
+                files.setdefault(path, state)
+
+
+def weights_in(folder: Path) -> list[str]:
+    """The files of weights right inside of a folder, sorted."""
+    found: list[str] = []
+    with suppress(OSError), os.scandir(folder) as entries:
+        found = sorted(entry.path for entry in entries if entry.name.endswith(WEIGHTS))
+    return found
+
+
+def state_of(path: str) -> _State | None:
+    """What tells one state of a regular file from another; None if there is no such file."""
+    try:
+        found = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return (found.st_size, found.st_mtime_ns, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def _hear(event: str, given: tuple[Any, ...]) -> None:
+    if _watching is None or event != "open":
+        return
+    thread, files = _watching
+    path, mode = given[:2]
+    if (
+        thread != threading.get_ident()
+        or isinstance(path, int)
+        or (mode is not None and not set("wax+").isdisjoint(mode))
+    ):
+        return
+    name = str(Path(os.fsdecode(path)).absolute())
+    if name.endswith(_CODE) or name.startswith(_LIBRARIES):
+        return
+    state = state_of(name)
+    if state is not None:
+        files.setdefault(name, state)
