@@ -26,6 +26,7 @@ from nimble_jobs.planner.step.compare import (
     compare_gradient,
     copies,
     disturb,
+    largest,
     matters,
     near_eager,
     noise_of,
@@ -207,17 +208,19 @@ def _given(step: Step, made: Tensors) -> Tensors:
 
 
 def _compared(pair: Pair, gradients: Tensors, tolerance: float, noise: Mapping[str, float]) -> float:
-    """The largest relative norm in the gradients of the last replay. Raises CheckFailed, naming the tensor."""
-    worst = 0.0
+    """The largest relative norm in the gradients of the last replay. Raises CheckFailed, naming the one that differs
+    most.
+    """
     if set(gradients) != set(pair.step.leaves):
         raise CheckFailed(f"gradients of {sorted(set(gradients) ^ set(pair.step.leaves))} exist in some calls only")
     floor, slack = NOISE * max((rms(g) for g in gradients.values()), default=0.0), tolerance * GRADIENT_SLACK
-    for name, tensor in gradients.items():
-        found_here = pair.backward.outputs[gradient_name(name)]
-        worst = max(
-            worst, compare_gradient(gradient_name(name), found_here, tensor, slack, floor, noise.get(name, 0.0))
-        )
-    return worst
+
+    def norm(name: str) -> float:
+        said = gradient_name(name)
+        found = pair.backward.outputs[said]
+        return compare_gradient(said, found, gradients[name], slack, floor, noise.get(name, 0.0))
+
+    return largest(partial(norm, name) for name in gradients)
 
 
 def _noise(subject: Subject, inputs: Tensors, gradients: Tensors, expected: Tensors, seed: int) -> dict[str, float]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from nimble_jobs import Nimble
 from nimble_jobs.errors import CheckFailed
 from nimble_jobs.planner.step import compare
 from nimble_jobs.planner.step.build import OptimizerRecipe, StepRequest, prepare_step
-from nimble_jobs.planner.step.compare import near_eager
+from nimble_jobs.planner.step.compare import largest, near_eager
 
 WIDTH = 64
 ZEROS = 2
@@ -51,6 +53,20 @@ def test_what_no_edge_explains_is_refused_at_once(error: float | None) -> None:
     """A large difference, and one that is not finite."""
     with pytest.raises(CheckFailed, match="differs"):
         near_eager(CheckFailed("differs", error=error), lambda _: pytest.fail("eager runs again"))
+
+
+@pytest.mark.parametrize("largest_of_all", [0.3, None])
+def test_the_largest_difference_is_told(largest_of_all: float | None) -> None:
+    """Not the first one; one that is not finite is larger than any."""
+
+    def differs(error: float | None) -> float:
+        raise CheckFailed(f"by {error}", error=error)
+
+    errors = (0.02, largest_of_all, 0.1)
+    with pytest.raises(CheckFailed, match=f"by {largest_of_all}"):
+        largest([lambda: 0.01, *(partial(differs, error) for error in errors)])
+    assert largest([lambda: 0.01, lambda: 0.02]) == 0.02
+    assert largest([]) == 0.0
 
 
 def test_fp64_is_disturbed_by_its_own_roundings() -> None:
@@ -121,14 +137,14 @@ def check_of_both_passes(module: nn.Module) -> None:
     Nimble(module).prepare(torch.randn(8, WIDTH), training=True, fuse="off")
 
 
-def check_of_a_job(module: nn.Module) -> None:
+def check_of_a_job(module: nn.Module, **more: Any) -> None:
     request = StepRequest(
         module=module.train(),
         x=torch.randn(8, WIDTH),
         y=torch.randint(0, WIDTH, (8,)),
         loss=nn.functional.cross_entropy,
         loss_name="cross_entropy",
-        optimizer=OptimizerRecipe(name="sgd"),
+        **{"optimizer": OptimizerRecipe(name="sgd"), **more},
     )
     step = prepare_step(request, device=torch.device("cpu"))
     if step.schedule is None:
@@ -145,6 +161,30 @@ def test_rounding_may_decide(check: Callable[[nn.Module], None], monkeypatch: py
     monkeypatch.setattr(compare, "_NEIGHBOURS", 0)
     with pytest.raises(CheckFailed, match="differs from eager by a relative norm"):
         check(Edge())
+
+
+@CHECKS
+@pytest.mark.parametrize("before", [nn.BatchNorm1d(WIDTH), nn.Dropout(0.5)], ids=["norm", "dropout"])
+def test_rounding_may_decide_behind_other_layers(
+    check: Callable[[nn.Module], None], before: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disturbed run begins with the same statistics and draws the same mask."""
+    check(nn.Sequential(before, Edge()))
+    monkeypatch.setattr(compare, "_NEIGHBOURS", 0)
+    with pytest.raises(CheckFailed, match="differs from eager by a relative norm"):
+        check(nn.Sequential(before, Edge()))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"accumulate": 2}, {"optimizer": OptimizerRecipe(name="adamw", weight_decay=0.1)}, {"clip_norm": 0.1}],
+    ids=str,
+)
+def test_rounding_may_decide_in_other_steps(more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    check_of_a_job(Edge(), **more)
+    monkeypatch.setattr(compare, "_NEIGHBOURS", 0)
+    with pytest.raises(CheckFailed, match="differs from eager by a relative norm"):
+        check_of_a_job(Edge(), **more)
 
 
 @CHECKS

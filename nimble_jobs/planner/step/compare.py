@@ -105,8 +105,22 @@ def disturb(tensors: Iterable[torch.Tensor], unit: float, seed: int) -> None:
             tensor.copy_(tensor.to(factors.dtype) * factors)
 
 
+def largest(norms: Iterable[Callable[[], float]]) -> float:
+    """The largest relative norm, 0 if there is none. Each may raise CheckFailed; raises that with the largest error."""
+    worst, refused = 0.0, list[CheckFailed]()
+    for norm in norms:
+        try:
+            worst = max(worst, norm())
+        except CheckFailed as e:
+            refused.append(e)
+    if refused:
+        raise max(refused, key=lambda e: math.inf if e.error is None else e.error)
+    return worst
+
+
 def near_eager(refused: CheckFailed, neighbour: Callable[[int], float]) -> float:
-    """The relative norm that the first of several disturbed runs of eager leaves, after `refused` gradients.
+    """The relative norm that the first of several disturbed runs of eager leaves, after `refused` gradients, of which
+    the largest difference is known.
 
     `neighbour` makes the run of this number, and raises CheckFailed if what was found is not like it, by the slack that
     a run that is not disturbed allows. All tensors must be like those of the same run, so nothing passes that eager

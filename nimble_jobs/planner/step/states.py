@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 
-from nimble_jobs.planner.step.compare import GRADIENT_SLACK, NOISE, compare, compare_gradient, rms
+from nimble_jobs.planner.step.compare import GRADIENT_SLACK, NOISE, compare, compare_gradient, largest, rms
 from nimble_jobs.planner.step.reduction import TURN, WEIGHT
 from nimble_jobs.planner.step.request import Tensors
 
@@ -21,7 +22,7 @@ def compare_learnt(
     tolerance: float,
     noise: Mapping[str, float],
 ) -> float:
-    """The largest relative norm in what gradients change. Raises CheckFailed, naming the tensor.
+    """The largest relative norm in what gradients change. Raises CheckFailed, naming the tensor that differs most.
 
     Weights are compared by how far they `moved` in eager, the optimizer's tensors with those in `expected`.
     """
@@ -29,16 +30,17 @@ def compare_learnt(
     usual = max((rms(t) for t in moved.values()), default=0.0)
     slots = slots_of(live)
     of_slots = _largest_by_kind(expected, slots)
-    worst = 0.0
-    for name, right in moved.items():
+
+    def of_weight(name: str) -> float:
         floor = max(NOISE * usual, 4 * _EPS * rms(before[name]) / slack)  # the weight itself is rounded, too
         found = live[name].detach() - before[name]
-        worst = max(worst, compare_gradient(name, found, right, slack, floor, noise.get(name, 0.0)))
-    for name in slots:
-        floor = NOISE * of_slots[_kind(name)]
-        plain = name.removeprefix("@")
-        worst = max(worst, compare_gradient(plain, live[name], expected[name], slack, floor, noise.get(name, 0.0)))
-    return worst
+        return compare_gradient(name, found, moved[name], slack, floor, noise.get(name, 0.0))
+
+    def of_slot(name: str) -> float:
+        floor, plain = NOISE * of_slots[_kind(name)], name.removeprefix("@")
+        return compare_gradient(plain, live[name], expected[name], slack, floor, noise.get(name, 0.0))
+
+    return largest([*(partial(of_weight, name) for name in moved), *(partial(of_slot, name) for name in slots)])
 
 
 def compare_others(parameters: Collection[str], live: Tensors, expected: Tensors, tolerance: float) -> float:
