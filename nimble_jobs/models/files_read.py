@@ -18,10 +18,12 @@ from typing import Any
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 _CODE = (".py", ".pyc", ".so")  # what code decides is in the model's identity
-_LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
+_LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+_NOT_DATA = tuple(f"{path}{os.sep}" for path in (*_LIBRARIES, "/proc", "/sys"))
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 _State = tuple[int, int, int]  # size, time of change in ns, inode
-_watching: tuple[int, dict[str, _State]] | None = None  # the thread that is watched, and what it has opened
+_watching: tuple[int, dict[str, _State], set[str]] | None = None  # a thread, what it opens, and what it writes
 _hooked = False
 
 
@@ -44,14 +46,17 @@ def files_read(beside: Path) -> Iterator[FilesRead]:
         sys.addaudithook(_hear)  # it stays as long as the process
         _hooked = True
     files: dict[str, _State] = {}
-    outer, _watching = _watching, (threading.get_ident(), files)
+    written: set[str] = set()
+    outer, _watching = _watching, (threading.get_ident(), files, written)
     try:
         yield FilesRead(files)
     finally:
         _watching = outer
+    for path in written:  # such as a file that is unpacked, read and removed
+        files.pop(path, None)
     for folder in {beside.parent, *(Path(path).parent for path in files)}:
         for path in weights_in(folder):
-            if (state := state_of(path)) is not None:
+            if path not in written and (state := state_of(path)) is not None:
                 files.setdefault(path, state)
 
 
@@ -73,19 +78,13 @@ def state_of(path: str) -> _State | None:
 
 
 def _hear(event: str, given: tuple[Any, ...]) -> None:
-    if _watching is None or event != "open":
+    if _watching is None or event != "open" or isinstance(given[0], int):
         return
-    thread, files = _watching
-    path, mode = given[:2]
-    if (
-        thread != threading.get_ident()
-        or isinstance(path, int)
-        or (mode is not None and not set("wax+").isdisjoint(mode))
-    ):
+    thread, files, written = _watching
+    if thread != threading.get_ident():
         return
-    name = str(Path(os.fsdecode(path)).absolute())
-    if name.endswith(_CODE) or name.startswith(_LIBRARIES):
-        return
-    state = state_of(name)
-    if state is not None:
+    name = str(Path(os.fsdecode(given[0])).absolute())
+    if given[2] & _WRITES:
+        written.add(name)
+    elif not name.endswith(_CODE) and not name.startswith(_NOT_DATA) and (state := state_of(name)) is not None:
         files.setdefault(name, state)

@@ -172,7 +172,11 @@ def test_what_counts_as_read(tmp_path: Path) -> None:
         os.close(os.open(tmp_path / "other.txt", os.O_RDONLY))
         (tmp_path / "model.py").read_text()
         (tmp_path / "written.txt").write_text("1")
+        (tmp_path / "unpacked.txt").write_text("1")
+        (tmp_path / "unpacked.txt").read_text()
+        (tmp_path / "unpacked.txt").unlink()
         Path(pytest.__file__).read_text()
+        Path("/proc/self/stat").read_text()
         assert not (tmp_path / "missing").exists()
     assert read.changed() is None
     for name in ("model.py", "written.txt"):
