@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.private.runtime import forget_compiled
+from tests import prefork
 
 _AS_GPUS_DO = """
 import builtins
@@ -45,9 +44,8 @@ def interpreted(script: str) -> None:
 
     It has a process of its own, since the interpreter has to be asked for before Triton is imported.
     """
-    command = [sys.executable, "-W", "ignore", "-c", _AS_GPUS_DO + script]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = prefork.run_light(_AS_GPUS_DO + script, env=environment, check=False)
     assert done.stdout == "equal\n", done.stderr
 
 

@@ -31,7 +31,7 @@ from typing import IO, Any
 from tests import signals
 
 COLD = "NIMBLE_JOBS_TESTS_COLD"
-_SOCKET = "NIMBLE_JOBS_TESTS_PREFORK"
+_SOCKET, _LIGHT_SOCKET = "NIMBLE_JOBS_TESTS_PREFORK", "NIMBLE_JOBS_TESTS_PREFORK_LIGHT"
 _leftovers_expected = False
 
 
@@ -39,10 +39,10 @@ class Server:
     """The process that is forked from. It imports the package.
 
     With `collect`, arguments of pytest, it imports what collecting those tests does. If it is asked for `many`
-    processes, it also imports what only some of them need.
+    processes, it also imports what only some of them need. A `light` one imports torch alone.
     """
 
-    def __init__(self, *collect: str, many: bool = False) -> None:
+    def __init__(self, *collect: str, many: bool = False, light: bool = False) -> None:
         # The server removes it, also where this process is killed.
         self.path = str(Path(tempfile.mkdtemp(prefix=f"nimble-jobs-prefork-{os.getpid()}-")) / "socket")
         life, self._life = os.pipe()
@@ -50,7 +50,9 @@ class Server:
         listener.bind(self.path)  # here, so that the first client need not wait until the server has started
         listener.listen(64)
         options = [] if collect else ["-W", "ignore"]  # pytest has filters of its own
-        words = ["-m", "tests.prefork_server", str(listener.fileno()), str(life), "many" if many else "few", *collect]
+        amount = "light" if light else "many" if many else "few"
+        words = ["-m", "tests.prefork_server", str(listener.fileno()), str(life), amount, *collect]
+        self._announced = _LIGHT_SOCKET if light else _SOCKET
         command = [sys.executable, *options, *words]
         single = {
             "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -67,13 +69,13 @@ class Server:
         os.close(life)
 
     def announce(self) -> None:
-        """Let `start` find it, in this process and in test processes that are started from now on."""
-        os.environ[_SOCKET] = self.path
+        """Let `start` or `run_light` find it, in this process and in test processes that are started from now on."""
+        os.environ[self._announced] = self.path
 
     def close(self) -> None:
         """End it, and what tests that were interrupted have left of processes that were forked from it."""
-        if os.environ.get(_SOCKET) == self.path:
-            del os.environ[_SOCKET]
+        if os.environ.get(self._announced) == self.path:
+            del os.environ[self._announced]
         os.close(self._life)
         self._process.wait()
 
@@ -229,6 +231,15 @@ def run(
     if check:
         done.check_returncode()
     return done
+
+
+def run_light(code: str, *words: str, check: bool = True, **named: Any) -> subprocess.CompletedProcess[Any]:
+    """Run Python code with arguments in a process that has imported torch alone, and catch what it prints."""
+    command = [sys.executable, "-c", code, *words]
+    named |= {"capture_output": True, "text": True}
+    if os.environ.get(COLD):
+        return subprocess.run(command, check=check, **named)
+    return run(command, check=check, server=os.environ[_LIGHT_SOCKET], **named)
 
 
 def words(server: str | None = None) -> list[str]:

@@ -1,9 +1,9 @@
-"""Starts Python processes that have torch: `python -m tests.prefork_server LISTENER LIFE MANY [PYTEST ARGUMENT...]`.
+"""Starts Python processes that have torch: `python -m tests.prefork_server LISTENER LIFE AMOUNT [PYTEST ARGUMENT...]`.
 
 It imports torch and the package when the first process is asked for, and uses neither: there is one thread, no tensor
 and no open file of the package when it forks. With arguments of pytest it collects those tests instead, for which
-their modules are imported, and runs none. For many tests, or where MANY is `many`, it also imports what only some
-processes need.
+their modules are imported, and runs none. For many tests, or where AMOUNT is `many`, it also imports what only some
+processes need. Where AMOUNT is `light`, it imports torch alone.
 
 LISTENER is the file descriptor of a socket that listens; LIFE is that of a pipe, and the server ends when it is closed.
 
@@ -53,7 +53,7 @@ _LATE = (
     "uvicorn",
 )
 _MANY = 1000
-MANY = "many"  # an argument
+MANY, LIGHT = "many", "light"  # arguments
 # Words of processes that may start others with torch: workers, what waits for one, their children, and those of xdist.
 _PARENTS = ("worker", "--wait", zygote.SPAWNED, "exec(eval(")
 _LEASE_S = "NIMBLE_JOBS_LEASE_S"  # read by a module as it is imported
@@ -66,7 +66,7 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     address = listener.getsockname()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; only the tests' own process decides
-    if request := _serve(listener, int(sys.argv[2]), sys.argv[4:], many=sys.argv[3] == MANY):
+    if request := _serve(listener, int(sys.argv[2]), sys.argv[4:], amount=sys.argv[3]):
         with ending:
             _become(*request)
     else:
@@ -147,7 +147,7 @@ class _Served:
 
 
 def _serve(
-    listener: socket.socket, life: int, collect: list[str], *, many: bool
+    listener: socket.socket, life: int, collect: list[str], *, amount: str
 ) -> tuple[dict[str, Any], list[int]] | None:
     """None when nobody needs it any more; in a new process, what this is to be and its standard files."""
     waiting = selectors.DefaultSelector()
@@ -167,7 +167,7 @@ def _serve(
             client, _ = listener.accept()
             packet, files, _, _ = socket.recv_fds(client, 1 << 18, 3)
             if not ready:
-                _preload(collect, many=many)
+                _preload(collect, amount)
                 ready = True
             request = json.loads(packet)
             pid = os.fork()
@@ -188,9 +188,12 @@ def _say(client: socket.socket, number: int) -> None:
         client.send(str(number).encode())
 
 
-def _preload(collect: list[str], *, many: bool) -> None:
+def _preload(collect: list[str], amount: str) -> None:
     """Import what processes of tests need, or what the test processes themselves do."""
-    if collect:
+    many = amount == MANY
+    if amount == LIGHT:
+        importlib.import_module("torch")
+    elif collect:
         import pytest
 
         options, counted = ["--collect-only", "-qq", "-p", "no:xdist", "-p", "no:cacheprovider"], _Counted()

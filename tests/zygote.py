@@ -37,7 +37,11 @@ SPAWNED = "spawn_main"  # a word in the command of a process that `spawn` starts
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 FOLLOWER = "follower"  # the name of a process of another rank that was forked
 _WORKER = [sys.executable, "-P", "-m", "nimble_jobs.worker"]  # how the command of a worker begins
-_RANK = [sys.executable, "-m", "nimble_jobs.workloads.training.follower"]  # how the command of another rank begins
+# How the commands of other ranks begin.
+_RANKS = [
+    [sys.executable, "-m", "nimble_jobs.workloads.training.follower"],
+    [sys.executable, "-m", "tests.failing_rank"],
+]
 _HIGH = 512  # file descriptors from here on are not in use
 _LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 
@@ -117,7 +121,7 @@ def keep() -> tuple[dict[str, Any], list[int]] | None:
 
     def execute(words: Sequence[str | bytes], *given: Any) -> int:
         command = [os.fsdecode(word) for word in words]
-        if command[: len(_RANK)] != _RANK or os.environ.get("PYTHONPATH") != python_path:
+        if command[:3] not in _RANKS or os.environ.get("PYTHONPATH") != python_path:
             return int(cold_exec(words, *given))
         kept, folder, environment, stdin, stdout, stderr, fails = (given[at] for at in (2, 3, 4, 5, 8, 10, 12))
         assert folder is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -49,9 +48,14 @@ print(json.dumps([code, sorted(sys.modules)]))
 def modules_of_a_hit(folder: Path, spec: str) -> list[str]:
     """What the second run of a spec has imported; the first one has built its schedules."""
     (folder / "s.yaml").write_text(spec)
-    command = [sys.executable, "-c", CODE, "--home", str(folder / "home"), "run", str(folder / "s.yaml"), "--json"]
-    for hit, run in (("miss", prefork.run), ("stored", subprocess.run)):
-        done = run(command, capture_output=True, text=True, check=True, cwd=folder)
+    words = ["--home", str(folder / "home"), "run", str(folder / "s.yaml"), "--json"]
+    for hit in ("miss", "stored"):
+        if hit == "miss":
+            done = prefork.run(
+                [sys.executable, "-c", CODE, *words], capture_output=True, text=True, check=True, cwd=folder
+            )
+        else:
+            done = prefork.run_light(CODE, *words, cwd=folder)
         *job, last = done.stdout.splitlines()
         code, modules = json.loads(last)
         assert (code, json.loads("\n".join(job))["schedule"]["hit"]) == (0, hit)

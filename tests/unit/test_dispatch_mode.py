@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from tests import prefork
 
 CODE = """
 import sys
@@ -43,5 +42,5 @@ assert len(frames) <= 1, "the compiler looked into the mode"
 
 def test_a_mode_does_not_import_the_compiler_and_is_not_compiled() -> None:
     """In a fresh process: first without torch.compile, then with it."""
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
+    done = prefork.run_light(CODE, check=False)
     assert done.returncode == 0, done.stderr

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+from tests import prefork
 
 LIGHT = """
 import sys
@@ -67,28 +65,12 @@ assert sys.modules["torchvision.ops._register_onnx_ops"].__file__
 """
 
 
-EACH = """
-import json, os, sys, traceback
-import torch
-for name, code in json.loads(sys.argv[1]).items():
-    if not (child := os.fork()):
-        try:
-            exec(code, {"__name__": "__main__"})
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    if os.waitpid(child, 0)[1]:
-        sys.exit(name)
-"""
-
-
 def test_torchvision_is_imported_lightly() -> None:
-    """Each in a process that has imported torch alone."""
     codes = {
         "building a model imports none of it, and all of it is found later": LIGHT,
         "every part is there by its name": PARTS,
         "a torchvision that needs more is imported as usual": AS_USUAL,
     }
-    done = subprocess.run([sys.executable, "-c", EACH, json.dumps(codes)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    for said, code in codes.items():
+        done = prefork.run_light(code, check=False)
+        assert done.returncode == 0, (said, done.stderr)

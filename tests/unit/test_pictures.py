@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +19,7 @@ from nimble_jobs.engine.picture_trial import available
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.resizing import Interpolation
+from tests import prefork
 from tests.photographs import batch, by_pillow, damaged, jpeg, photographs
 
 CPU = torch.device("cpu")
@@ -319,7 +318,5 @@ print("equal")
 def test_the_kernel_computes_what_matrix_products_do() -> None:
     """Under Triton's interpreter, which is chosen when Triton is imported."""
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = prefork.run_light(RUN, env=environment, timeout=300, check=False)
     assert done.stdout == "equal\n", done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,9 +125,9 @@ def test_an_edited_loss_is_another_step(folder: Path) -> None:
     assert key != keys[0]["key"]
 
 
-def in_a_process(code: str, *args: str, run: Callable[..., Any] = prefork.run) -> str:
+def in_a_process(code: str, *args: str) -> str:
     command = [sys.executable, "-c", code, *args]
-    done = run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    done = prefork.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[-1]
 
@@ -206,7 +205,8 @@ def test_a_hit_searches_and_compiles_nothing(folder: Path) -> None:
         "assert found.schedule['hit'] == 'stored', found.schedule\n"
         "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
     )
-    assert in_a_process(code, str(folder), run=subprocess.run) == "[]"
+    done = prefork.run_light(code, str(folder), cwd=Path(__file__).parents[2])
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def resumed(folder: Path, output: str, between: Callable[[], object]) -> tuple[Outcome, tuple[str, dict[str, Any]]]:

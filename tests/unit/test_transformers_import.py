@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import nimble_jobs.models.transformers_import as light
+from tests import prefork
 from tests.text_models import write_bert
 
 START = """
@@ -135,10 +134,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def output(code: str, *words: str) -> str:
     """What a process prints that has imported torch alone."""
-    command = [sys.executable, "-c", START + code, *words]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    done = prefork.run_light(START + code, *words, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

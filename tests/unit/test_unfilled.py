@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nimble_jobs.models.unfilled import Unfilled
+from tests import prefork
 
 CASES: list[Callable[[], Tensor]] = [
     lambda: nn.Embedding(5, 3, padding_idx=0, device="meta").weight,
@@ -55,5 +54,5 @@ def test_tensors_are_what_torch_makes(make: Callable[[], Tensor]) -> None:
 
 def test_a_model_without_values_needs_no_compiler() -> None:
     """Neither SymPy nor torch's compiler is imported."""
-    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True)
+    done = prefork.run_light(FRESH)
     assert done.stdout.strip() == "[]"

@@ -18,6 +18,7 @@ from nimble_jobs.cli import main as cli
 from nimble_jobs.spec import JobSpec, loads
 from nimble_jobs.worker import early
 from nimble_jobs.worker.early import Early
+from tests.conftest import FREEZE_COUNT
 from tests.waiting import PATIENCE_S
 
 SPEC = """\
@@ -149,8 +150,9 @@ def test_a_library_of_models_is_imported_early(
 
 
 @pytest.fixture
-def nothing_rests() -> Iterator[None]:
+def nothing_rests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No object is out of the collector's sight, as in a new process; afterwards all are that were."""
+    monkeypatch.setattr(gc, "get_freeze_count", FREEZE_COUNT)
     rested = gc.get_freeze_count() > 0
     gc.unfreeze()
     yield
