@@ -168,13 +168,14 @@ def complete(path: str, said: dict[str, Any], raw: bytes) -> Found:
 
 def outputs(path: Path | str, held: dict[str, Any]) -> dict[str, Any]:
     """The facts about its output that a job reports."""
+    not_finite = held.get("not_finite")
     return {
         "path": str(path),
         "files": [f["name"] for f in held["files"]] + [MANIFEST],
         "records": held["records"],
         "bad": held["bad"],
         "bytes": sum(f["bytes"] for f in held["files"]),
-    }
+    } | ({"not_finite": not_finite} if not_finite else {})
 
 
 def published(path: Path, job_id: str, ledger: Ledger) -> Found | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -27,6 +28,17 @@ class BadRecord:
     index: int  # position in the input
     id: str
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotFinite:
+    """Records for which the model's output has NaN or infinity."""
+
+    records: int
+    first: str  # id of the first one
+
+
+ALL_FINITE: Mapping[str, NotFinite] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

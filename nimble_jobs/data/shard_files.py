@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from nimble_jobs.data import writers
 from nimble_jobs.data.files import reported, write_file
 from nimble_jobs.data.publish import FileEntry
-from nimble_jobs.data.records import BadRecord
+from nimble_jobs.data.records import ALL_FINITE, BadRecord, NotFinite
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.data.shared_listing import LISTING, to_bytes
 from nimble_jobs.data.stamps import Stamps
@@ -72,6 +72,7 @@ class ShardFiles:
         *,
         carries: str | None = None,
         shortened: int = 0,
+        not_finite: Mapping[str, NotFinite] = ALL_FINITE,
         sync: bool = True,
     ) -> Shard:
         """Write one shard, durably if `sync`; without columns, only its bad records. `carries` names state that the
@@ -95,6 +96,7 @@ class ShardFiles:
                 carries=carries,
                 decoded_by=self._decoded_by,
                 shortened=shortened,
+                not_finite=not_finite,
             )
             self.write_sheet(shard, sync=sync)
         return shard

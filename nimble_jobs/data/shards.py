@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from nimble_jobs.data.publish import FileEntry
-from nimble_jobs.data.records import BadRecord
+from nimble_jobs.data.records import BadRecord, NotFinite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,10 +24,15 @@ class Shard:
     carries: str | None = None  # state that the model carries to the next shard
     decoded_by: str | None = None  # decoder of its pictures
     shortened: int = 0  # texts that lost tokens
+    not_finite: Mapping[str, NotFinite] = field(default_factory=dict)  # by field of the output
 
     def to_bytes(self) -> bytes:
-        lists = {"files": [vars(f) for f in self.files], "bad": [dataclasses.asdict(b) for b in self.bad]}
-        body = json.dumps({**vars(self), **lists}, sort_keys=True)
+        nested = {
+            "files": [vars(f) for f in self.files],
+            "bad": [dataclasses.asdict(b) for b in self.bad],
+            "not_finite": {name: vars(some) for name, some in self.not_finite.items()},
+        }
+        body = json.dumps({**vars(self), **nested}, sort_keys=True)
         return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n".encode()
 
     @classmethod
@@ -39,4 +45,5 @@ class Shard:
         raw = json.loads(body)
         files = tuple(FileEntry(**f) for f in raw.pop("files"))
         bad = tuple(BadRecord(**b) for b in raw.pop("bad"))
-        return cls(**raw, files=files, bad=bad)
+        not_finite = {name: NotFinite(**some) for name, some in raw.pop("not_finite", {}).items()}
+        return cls(**raw, files=files, bad=bad, not_finite=not_finite)

@@ -12,7 +12,7 @@ from typing import Any
 from nimble_jobs.data import publish as publication
 from nimble_jobs.data import writers
 from nimble_jobs.data.publish import FileEntry, Found
-from nimble_jobs.data.records import BadRecord
+from nimble_jobs.data.records import BadRecord, NotFinite
 from nimble_jobs.data.seals import Ledger, sealed
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.errors import DataError
@@ -78,6 +78,16 @@ class Unpublished:
         """Texts of all finished shards that lost tokens."""
         return sum(s.shortened for s in self.done.values())
 
+    @property
+    def not_finite(self) -> dict[str, NotFinite]:
+        """Records of all finished shards whose output has NaN or infinity, by field."""
+        found: dict[str, NotFinite] = {}
+        for _, shard in sorted(self.done.items()):
+            for name, some in shard.not_finite.items():
+                before = found.get(name, NotFinite(records=0, first=some.first))
+                found[name] = dataclasses.replace(before, records=before.records + some.records)
+        return found
+
     def check_complete(self, shards: int | None) -> None:
         """Raises DataError unless there are as many shards as required, numbered from 0."""
         wanted = max(self.done, default=-1) + 1 if shards is None else shards
@@ -107,7 +117,8 @@ class Unpublished:
         return publication.complete(path, manifest, raw), raw
 
     def _manifest(self, entries: Sequence[FileEntry], summary: dict[str, Any], folder: str) -> dict[str, Any]:
-        return publication.manifest(
+        not_finite = {field: vars(some) for field, some in self.not_finite.items()}
+        made = publication.manifest(
             job_id=self._job_id,
             attempt=self._attempt,
             basis=self._basis,
@@ -117,3 +128,4 @@ class Unpublished:
             summary=summary,
             folder=folder,
         )
+        return made | ({"not_finite": not_finite} if not_finite else {})

@@ -251,6 +251,8 @@ def summary(job: Job) -> str:
     parts = [f"{count(job.records_done, unit(job))} in {figures.duration(elapsed)}"]
     if job.records_bad:
         parts.append(f"{job.records_bad:,} bad")
+    if not_finite := job.outputs.get("not_finite"):
+        parts.append(f"NaN or infinity in {', '.join(not_finite)}")
     measured = job.timings.get("records_per_s")
     if measured:
         parts.append(figures.rate(measured))

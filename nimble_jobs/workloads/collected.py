@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from nimble_jobs.data import BadRecord, Batch
 from nimble_jobs.data.ragged import Ragged
+from nimble_jobs.data.records import NotFinite
 from nimble_jobs.data.writers import Column
 from nimble_jobs.data.writers import Columns as Values
 from nimble_jobs.workloads.columns import Columns
@@ -24,6 +25,7 @@ class Shard:
     bad: Sequence[BadRecord]
     carries: str | None = None
     shortened: int = 0  # texts that lost tokens
+    not_finite: Mapping[str, NotFinite] = field(default_factory=dict)  # by field of the output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,7 @@ class Collected:
         self._indexes: list[np.ndarray] = []
         self._shortened: list[np.ndarray] = []
         self._bad: list[BadRecord] = []
+        self._not_finite: dict[str, list[tuple[int, str]]] = {}  # positions and ids of records, by field
 
     def add(self, outputs: Mapping[str, torch.Tensor], batch: Batch, batch_size: int) -> None:
         """Add the first len(batch) rows of the outputs, and the bad records. A full batch has `batch_size` rows; those
@@ -51,7 +54,10 @@ class Collected:
         self._bad.extend(batch.bad)
         if len(batch):
             full = batch_size if batch.tokens is None else None
-            self._columns.add(outputs, batch.ids, batch.labels, batch.tokens, full)
+            not_finite = self._columns.add(outputs, batch.ids, batch.labels, batch.tokens, full)
+            for name, rows in not_finite.items():
+                those = ((int(batch.indexes[row]), batch.ids[row]) for row in rows.tolist())
+                self._not_finite.setdefault(name, []).extend(those)
             self._indexes.append(batch.indexes)
             if batch.tokens is not None:
                 self._shortened.append(batch.indexes[batch.tokens.shortened])
@@ -82,7 +88,16 @@ class Collected:
                     bad=sorted((r for r in self._bad if first <= r.index < stop), key=lambda record: record.index),
                     carries=carries,
                     shortened=int(((first <= shortened) & (shortened < stop)).sum()),
+                    not_finite=self._not_finite_in(first, stop),
                 )
+
+    def _not_finite_in(self, first: int, stop: int) -> dict[str, NotFinite]:
+        """Records [first, stop) whose output has NaN or infinity, by field."""
+        found = {}
+        for name, records in self._not_finite.items():
+            if mine := [record for record in records if first <= record[0] < stop]:
+                found[name] = NotFinite(records=len(mine), first=min(mine)[1])
+        return found
 
 
 def _part(values: Column, order: np.ndarray | None, start: int, stop: int) -> Column:

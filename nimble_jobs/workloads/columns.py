@@ -11,6 +11,7 @@ from nimble_jobs.data.ragged import Ragged
 from nimble_jobs.data.records import TokenRows
 from nimble_jobs.data.writers import Column
 from nimble_jobs.errors import DataError, ModelError
+from nimble_jobs.workloads.heads import LARGEST, RANKS
 
 _PER_TOKEN = frozenset({"token_labels", "token_probabilities"})
 
@@ -32,14 +33,16 @@ class Columns:
         labels: np.ndarray | None,
         tokens: TokenRows | None = None,
         batch_size: int | None = None,
-    ) -> None:
+    ) -> dict[str, np.ndarray]:
         """Add the first len(ids) rows of each field that `Heads` made; the rest is padding. `tokens` are of texts.
 
-        `batch_size`: the rows of a full batch, if it has no other number.
+        `batch_size`: the rows of a full batch, if it has no other number. Returns which rows have NaN or infinity, by
+        field; a field that ranks scores has them if its largest score is not finite.
 
         Raises ModelError for a field that does not have one row per record, DataError if the input has no labels or is
         no text.
         """
+        not_finite: dict[str, np.ndarray] = {}
         for field in self._fields:
             if field == "id":
                 self._parts[field].append(ids)
@@ -48,9 +51,17 @@ class Columns:
                     raise DataError("output.fields: label needs input.fields.label; the input has no labels")
                 self._parts[field].append(labels)
             elif field in made:
-                self._parts[field].append(self._of_outputs(field, _rows(made[field], len(ids), batch_size), tokens))
+                column = self._of_outputs(field, _rows(made[field], len(ids), batch_size), tokens)
+                self._parts[field].append(column)
+                not_finite[field] = _not_finite(column)
             else:
                 self._parts[field].append(_of_text(field, tokens))
+        if LARGEST in made:
+            largest = _rows(made[LARGEST], len(ids), batch_size)
+            ranked = next(field for field in RANKS if field in self._fields)
+            per_token = tokens if largest.ndim == 2 else None
+            not_finite[ranked] = _not_finite(Ragged.trimmed(largest, per_token.lengths) if per_token else largest)
+        return {field: rows for field, rows in not_finite.items() if len(rows)}
 
     def finish(self) -> dict[str, Column]:
         """The columns, whole. They are kept no longer."""
@@ -79,6 +90,18 @@ def _joined(parts: Sequence[Column]) -> Column:
     if isinstance(first, list):
         return [text for part in parts for text in part]  # type: ignore[misc]  # all parts are lists of text
     return np.concatenate([np.asarray(part) for part in parts])
+
+
+def _not_finite(column: Column) -> np.ndarray:
+    """The rows with NaN or infinity, int64."""
+    values = column.values if isinstance(column, Ragged) else column
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+        return np.empty(0, dtype=np.int64)
+    finite = np.isfinite(values)
+    if finite.all():
+        return np.empty(0, dtype=np.int64)
+    odd = np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1))
+    return np.unique(np.repeat(np.arange(len(column)), column.lengths)[odd]) if isinstance(column, Ragged) else odd
 
 
 def _rows(tensor: torch.Tensor, rows: int, batch_size: int | None) -> np.ndarray:

@@ -17,6 +17,9 @@ _FROM_LOGITS = {"top1", "top5", "probability", "logits"}
 _FROM_CLASSES = {"top1_label", "probabilities", "score"}  # unless the model itself returns an output of that name
 _FROM_TOKENS = {"token_labels", "token_probabilities"}  # unless, as above
 _OF_TEXTS = {"token_count", "tokens", "offsets"}  # made on the host, unless, as above
+RANKS = ("top1", "top1_label", "top5", "token_labels")  # numbers of classes, which hide that scores are not finite
+_SHOWN = frozenset({"logits", "probability", "probabilities", "token_probabilities"})  # which do not
+LARGEST = "the largest score"  # beside the fields: float32 [n] or [n, tokens]
 _NOT_OUTPUTS = {"id", "label"}
 KNOWN = frozenset(_FROM_LOGITS | _FROM_CLASSES | _FROM_TOKENS | _OF_TEXTS | _NOT_OUTPUTS | {"embedding"})
 _NO_SCORES = ("pooler_output", "embedding", "start_logits", "end_logits", "image_embeds", "text_embeds")
@@ -26,7 +29,7 @@ _USUAL_CLASSES = 1000
 
 @dataclass(frozen=True)
 class Heads:
-    """The values for `output.fields`, by field.
+    """The values for `output.fields`, by field, and `LARGEST` if they only rank the scores.
 
     top1 and top1_label: int64 [n]; top5: int64 [n, 5]; probability and score: float32 [n]; probabilities: float32
     [n, classes]; token_labels int64 and token_probabilities float32: [n, tokens]. Logits and other outputs stay as the
@@ -65,6 +68,9 @@ class Heads:
             else:
                 why = ", because its head is left out to pool tokens into embedding" if self.headless else ""
                 raise ModelError(f"output.fields: the model returns no {field!r}{why}; it returns {', '.join(outputs)}")
+        ranked = any(field in made and (field in asked or field not in outputs) for field in RANKS)
+        if ranked and _SHOWN.isdisjoint(made):
+            made[LARGEST] = (outputs["logits"].float() if scores is None else scores).amax(dim=-1)
         return made
 
     def _of_scores(self, field: str, scores: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from nimble_jobs.workloads.parts import Feed, Lane
 from nimble_jobs.workloads.record_feed import RecordFeed, Turn, memory_of
 from nimble_jobs.workloads.scoring import Ends, Scoring, Tally
 from nimble_jobs.workloads.stages import Stages
-from nimble_jobs.workloads.telling import tell, tell_restart, tell_troubles, tell_unchecked, tell_weights
+from nimble_jobs.workloads.telling import tell, tell_published, tell_restart, tell_unchecked, tell_weights
 from nimble_jobs.workloads.text import job as text
 from nimble_jobs.workloads.text.feed import Counts
 from nimble_jobs.workloads.text.per_token import per_token
@@ -319,9 +319,7 @@ def _published(
         how_made["only_new"] = work.summary(left)
     shards = len(shards_for(reader, context.spec.output.shard_size))
     outputs = context.patience.through(lambda: staging.publish(how_made, shards=shards))
-    tell_troubles(context, staging.troubles)
-    if staging.left_behind is not None:
-        context.event("left-behind", f"files that nobody needs could not be removed: {staging.left_behind}", {})
+    tell_published(context, staging)
     return outputs, left
 
 

@@ -288,6 +288,7 @@ class Scoring:
             shard.bad,
             carries=shard.carries,
             shortened=shard.shortened,
+            not_finite=shard.not_finite,
             last=last,
         )
         self._context.patience.through(write)

@@ -61,3 +61,13 @@ def tell_troubles(context: JobContext, troubles: int) -> None:
     if troubles:
         text = f"{count(troubles, 'request')} to the object store got no answer and had to be made again"
         context.event("trouble", text, {"requests": troubles})
+
+
+def tell_published(context: JobContext, staging: AnyStaging) -> None:
+    """Record what is not as it should be about an output, or about how it was published."""
+    for field, some in staging.not_finite.items():
+        text = f"{field} has NaN or infinity for {count(some.records, 'record')}; the first is {some.first}"
+        context.event("not-finite", text, {"field": field, **vars(some)})
+    tell_troubles(context, staging.troubles)
+    if staging.left_behind is not None:
+        context.event("left-behind", f"files that nobody needs could not be removed: {staging.left_behind}", {})

@@ -1,0 +1,137 @@
+"""Jobs whose model returns what is no plain array of numbers, a row for each record."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nimble_jobs import spec as specs
+from nimble_jobs.data.records import TokenRows
+from nimble_jobs.job import Job, JobState
+from nimble_jobs.models.classes import Classes
+from nimble_jobs.store import Store, open_store
+from nimble_jobs.store.home import resolve
+from nimble_jobs.views import jobs as job_view
+from nimble_jobs.worker.executor import real_station
+from nimble_jobs.worker.foreground import run_inline
+from nimble_jobs.workloads.columns import Columns
+from nimble_jobs.workloads.heads import Heads
+from tests.store_samples import queued
+from tests.unit.test_workloads_state import interrupted
+
+RECORDS, SHARD, BATCH = 12, 4, 2
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with open_store(resolve(str(tmp_path / "home"))) as opened:
+        yield opened
+
+
+def submit(store: Store, folder: Path, body: str, fields: list[str], format_: str = "jsonl") -> Job:
+    """A job whose model computes `body` of x [batch, 3], the record's number in the first column."""
+    model = f"import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        {body}\n"
+    (folder / "model.py").write_text(f"{model}\ndef make():\n    return Model()\n")
+    x = np.ones((RECORDS, 3), dtype=np.float32)
+    x[:, 0] = np.arange(RECORDS)
+    ids = np.array([f"r{i}" for i in range(RECORDS)])
+    np.savez(folder / "x.npz", x=x, ids=ids)
+    spec = {
+        "version": 1,
+        "name": "odd",
+        "kind": "score",
+        "model": {"source": f"python:{folder}/model.py:make"},
+        "input": {
+            "source": str(folder / "x.npz"),
+            "format": "npz",
+            "fields": {"x": "x", "id": "ids"},
+            "batch_size": BATCH,
+        },
+        "schedule": {"on_miss": "eager"},
+        "output": {"path": str(folder / "out"), "format": format_, "fields": fields, "shard_size": SHARD},
+        "run": {"device": "cpu"},
+    }
+    return queued(
+        store,
+        spec=specs.dump(specs.restore(spec)),
+        name="odd",
+        kind="score",
+        foreground=True,
+        allow_python=[str(folder)],
+        now=time.time(),
+    )
+
+
+def ended(store: Store, job: Job) -> Job:
+    return run_inline(store, job.id, station=real_station(store, "w", "cpu", None))
+
+
+SCORES = """y = x * 1.0
+        for record, value in {3: float('nan'), 6: float('nan'), 10: float('inf')}.items():
+            y = torch.where(x[:, :1] == record, value, y)
+        return {"logits": y, "size": x[:, 0], "place": y.double()[:, 1:]}"""
+
+
+@pytest.mark.parametrize(("fields", "told"), [(["id", "logits", "size"], ["logits"]), (["top1", "top5"], ["top1"])])
+def test_outputs_that_are_not_finite_are_counted(
+    store: Store, tmp_path: Path, fields: list[str], told: list[str]
+) -> None:
+    """The job succeeds, and says for how many records, and for which first; also where scores are only ranked."""
+    job = ended(store, submit(store, tmp_path, SCORES, fields))
+    assert job.state is JobState.SUCCEEDED, job.error
+    expected = {field: {"records": 3, "first": "r3"} for field in told}
+    assert job.outputs["not_finite"] == expected
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["not_finite"] == expected
+    [event] = [event for event in store.jobs.events(job.id) if event.kind == "not-finite"]
+    assert event.message == f"{told[0]} has NaN or infinity for 3 records; the first is r3"
+    assert f"NaN or infinity in {told[0]}" in job_view.summary(job)
+
+
+def test_finite_outputs_are_not_spoken_of(store: Store, tmp_path: Path) -> None:
+    """Neither in the manifest nor in what the job says of itself."""
+    job = ended(store, submit(store, tmp_path, SCORES, ["id", "size"]))
+    assert "not_finite" not in job.outputs
+    assert "not_finite" not in json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert "NaN" not in job_view.summary(job)
+
+
+def test_what_an_earlier_attempt_found_is_counted(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shards are kept, so the next attempt does not see their outputs."""
+    job = submit(store, tmp_path, SCORES, ["id", "logits"])
+    interrupted(monkeypatch, store, job, 2)
+    job = ended(store, job)
+    assert job.state is JobState.SUCCEEDED, job.error
+    assert job.outputs["not_finite"] == {"logits": {"records": 3, "first": "r3"}}
+
+
+def test_values_of_padding_do_not_count() -> None:
+    """A row or a token that is not there may have any value."""
+    tokens = TokenRows(lengths=np.array([2, 1]), shortened=np.zeros(2, dtype=bool))
+    scores = torch.zeros(3, 2, 4)
+    scores[2] = torch.nan  # a row beyond the records
+    scores[1, 1] = torch.nan  # beyond the second record's one token
+    classes = Classes(names=("a", "b", "c", "d"))
+    for fields in (["token_labels"], ["token_labels", "token_probabilities"]):
+        made = Heads.of(fields, classes)({"logits": scores})
+        assert not Columns(fields, classes.names).add(made, ["a", "b"], None, tokens)
+    scores[1, 0] = torch.nan
+    for fields in (["token_labels"], ["token_probabilities"]):
+        made = Heads.of(fields, classes)({"logits": scores})
+        found = Columns(fields, classes.names).add(made, ["a", "b"], None, tokens)
+        assert {name: rows.tolist() for name, rows in found.items()} == {fields[0]: [1]}
+
+
+def test_outputs_that_have_the_names_of_ranks() -> None:
+    """Nothing is known of the scores of a model that names classes itself."""
+    own: dict[str, Any] = {"token_labels": torch.zeros(2, 3), "top1_label": torch.zeros(2)}
+    made = Heads.of(["token_labels", "top1_label"])(own)
+    assert made == own
