@@ -13,15 +13,25 @@ from nimble_jobs.data.writers import Column
 from nimble_jobs.errors import DataError, ModelError
 from nimble_jobs.workloads.heads import LARGEST, RANKS
 
+_FLOAT32 = 4  # bytes
 _PER_TOKEN = frozenset({"token_labels", "token_probabilities"})
 
 
 class Columns:
     """Collects the columns of one shard."""
 
-    def __init__(self, fields: Sequence[str], names: Sequence[str] = (), per_token: Collection[str] = ()) -> None:
-        """`names` of the classes, for top1_label and token_labels. `per_token`: outputs with a value for each token."""
+    def __init__(
+        self,
+        fields: Sequence[str],
+        names: Sequence[str] = (),
+        per_token: Collection[str] = (),
+        shapes: dict[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """`names` of the classes, for top1_label and token_labels. `per_token`: outputs with a value for each token.
+        `shapes` of records, by field, as other shards have them.
+        """
         self._fields = tuple(fields)
+        self._shapes = {} if shapes is None else shapes
         self._names = np.array(names, dtype=np.str_)
         self._per_token = _PER_TOKEN | frozenset(per_token)
         self._parts: dict[str, list[Column]] = {f: [] for f in fields}
@@ -39,8 +49,8 @@ class Columns:
         `batch_size`: the rows of a full batch, if it has no other number. Returns which rows have NaN or infinity, by
         field; a field that ranks scores has them if its largest score is not finite.
 
-        Raises ModelError for a field that does not have one row per record, DataError if the input has no labels or is
-        no text.
+        Raises ModelError for a field that does not have one row per record, or not of the shape that it had before,
+        DataError if the input has no labels or is no text.
         """
         not_finite: dict[str, np.ndarray] = {}
         for field in self._fields:
@@ -51,13 +61,14 @@ class Columns:
                     raise DataError("output.fields: label needs input.fields.label; the input has no labels")
                 self._parts[field].append(labels)
             elif field in made:
-                column = self._of_outputs(field, _rows(made[field], len(ids), batch_size), tokens)
+                column = self._of_outputs(field, _rows(field, made[field], len(ids), batch_size), tokens)
+                self._check_shape(field, column)
                 self._parts[field].append(column)
                 not_finite[field] = _not_finite(column)
             else:
                 self._parts[field].append(_of_text(field, tokens))
         if LARGEST in made:
-            largest = _rows(made[LARGEST], len(ids), batch_size)
+            largest = _rows(LARGEST, made[LARGEST], len(ids), batch_size)
             ranked = next(field for field in RANKS if field in self._fields)
             per_token = tokens if largest.ndim == 2 else None
             not_finite[ranked] = _not_finite(Ragged.trimmed(largest, per_token.lengths) if per_token else largest)
@@ -66,6 +77,15 @@ class Columns:
     def finish(self) -> dict[str, Column]:
         """The columns, whole. They are kept no longer."""
         return {field: _joined(self._parts.pop(field)) for field in list(self._parts) if self._parts[field]}
+
+    def _check_shape(self, field: str, column: Column) -> None:
+        values = column.values if isinstance(column, Ragged) else column
+        shape = values.shape[1:] if isinstance(values, np.ndarray) else ()
+        if (known := self._shapes.setdefault(field, shape)) != shape:
+            raise ModelError(
+                f"output.fields: {field!r} has shape {list(shape)} for records of one batch and {list(known)} for "
+                "those of another; expected one shape for all records"
+            )
 
     def _of_outputs(self, field: str, rows: np.ndarray, tokens: TokenRows | None) -> Column:
         if field == "top1_label" and len(self._names):
@@ -104,14 +124,15 @@ def _not_finite(column: Column) -> np.ndarray:
     return np.unique(np.repeat(np.arange(len(column)), column.lengths)[odd]) if isinstance(column, Ragged) else odd
 
 
-def _rows(tensor: torch.Tensor, rows: int, batch_size: int | None) -> np.ndarray:
+def _rows(field: str, tensor: torch.Tensor, rows: int, batch_size: int | None) -> np.ndarray:
     """A copy of the first rows: the tensor's memory will be overwritten."""
     found = tensor.shape[0] if tensor.dim() else 0
     if found < rows or (batch_size is not None and found not in (rows, batch_size)):
         raise ModelError(
-            f"the model returns shape {list(tensor.shape)} for a batch of records; expected one row per record"
+            f"output.fields: {field!r}: the model returns shape {list(tensor.shape)} for a batch of records; "
+            "expected one row per record"
         )
-    if tensor.dtype == torch.bfloat16:
+    if tensor.is_floating_point() and tensor.itemsize < _FLOAT32 and tensor.dtype != torch.float16:
         return tensor[:rows].float().numpy()
     array = tensor.numpy()[:rows]  # numpy keeps the interpreter's lock for copies this small
     return array.astype(np.float32 if array.dtype == np.float16 else array.dtype)

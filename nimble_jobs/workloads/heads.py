@@ -47,12 +47,12 @@ class Heads:
         return cls(tuple(field for field in fields if field not in _NOT_OUTPUTS), classes, headless)
 
     def __call__(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The values by field. Raises ModelError for a field that the model does not return."""
+        """The values by field. Raises ModelError for a field that the model does not return as plain numbers."""
         made: dict[str, torch.Tensor] = {}
         asked = (_FROM_LOGITS | _FROM_CLASSES - set(outputs)) & set(self.fields)
         if _of_tokens(outputs):
             asked.discard("logits")
-        logits = logits_of(outputs) if asked else None
+        logits = _plain("logits", logits_of(outputs)) if asked else None
         scores = None if logits is None else logits.float()
         for field in self.fields:
             if field in asked:
@@ -60,7 +60,7 @@ class Heads:
                 assert scores is not None
                 made[field] = logits if field == "logits" else self._of_scores(field, scores)
             elif field in outputs:
-                made[field] = outputs[field]
+                made[field] = _plain(field, outputs[field])
             elif field in _FROM_TOKENS:
                 made[field] = self._of_tokens(field, outputs)
             elif field in _OF_TEXTS:
@@ -108,11 +108,11 @@ class Heads:
 
     def _of_tokens(self, field: str, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         if not _of_tokens(outputs):
-            shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in outputs.items())
             raise ModelError(
-                f"output.fields: {field} needs logits of shape [batch, tokens, classes]; the model returns {shapes}"
+                f"output.fields: {field} needs logits of shape [batch, tokens, classes]; "
+                f"the model returns {_shapes(outputs)}"
             )
-        scores = outputs["logits"].float()
+        scores = _plain("logits", outputs["logits"]).float()
         if field == "token_probabilities":
             return 1.0 / (scores - scores.amax(dim=2, keepdim=True)).exp().sum(dim=2)
         if self.classes is None or len(self.classes.names) != scores.shape[2]:
@@ -150,16 +150,49 @@ def _of_tokens(outputs: Mapping[str, torch.Tensor]) -> bool:
     return "logits" in outputs and outputs["logits"].dim() == 3
 
 
-def logits_of(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The class scores, shape (batch, classes): `logits`, `output`, or the first output of that shape."""
-    for name in ("logits", "output"):
-        if name in outputs and outputs[name].dim() == 2:
-            return outputs[name]
-    for name, tensor in outputs.items():
-        if tensor.dim() == 2 and tensor.is_floating_point() and name not in _NO_SCORES:
-            return tensor
-    shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in outputs.items())
+def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The output. Raises ModelError unless it is a tensor of real numbers, with some for each record."""
+    if tensor.is_nested:
+        kind = "a nested tensor"
+    elif tensor.layout is not torch.strided:
+        kind = f"a sparse tensor of shape {list(tensor.shape)}"
+    elif tensor.is_complex():
+        kind = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    elif 0 in tensor.shape[1:]:
+        raise ModelError(
+            f"output.fields: {name!r} has shape {list(tensor.shape)}; expected at least one value for each record"
+        )
+    else:
+        return tensor
     raise ModelError(
-        "output.fields: top1, top5, probability and logits need scores of shape [batch, classes]; "
-        f"the model returns {shapes}"
+        f"output.fields: {name!r} is {kind}; expected a plain tensor of real numbers, a row for each record"
     )
+
+
+def logits_of(
+    outputs: Mapping[str, torch.Tensor],
+    needs: str = "output.fields: top1, top5, probability and logits need",
+    instead: str = "; or name an output itself in output.fields",
+) -> torch.Tensor:
+    """The class scores, shape (batch, classes): `logits`, `output`, or the only output that can be meant.
+
+    Raises ModelError if there are none or several. It says what `needs` them, and what to do `instead`.
+    """
+    for name in ("logits", "output"):
+        if name in outputs and not outputs[name].is_nested and outputs[name].dim() == 2:
+            return outputs[name]
+    meant = {
+        name: t for name, t in outputs.items() if name not in _NO_SCORES and t.is_floating_point() and t.dim() == 2
+    }
+    if len(meant) == 1:
+        return next(iter(meant.values()))
+    if meant:
+        raise ModelError(
+            f"{needs} scores of shape [batch, classes], and any of {_shapes(meant)} may be meant; "
+            f"expected one output of this shape, or one named 'logits'{instead}"
+        )
+    raise ModelError(f"{needs} scores of shape [batch, classes]; the model returns {_shapes(outputs)}")
+
+
+def _shapes(outputs: Mapping[str, torch.Tensor]) -> str:
+    return ", ".join(f"{name} {'nested' if t.is_nested else list(t.shape)}" for name, t in outputs.items())

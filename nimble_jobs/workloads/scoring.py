@@ -114,6 +114,9 @@ class Scoring:
         self._next: tuple[Arrived | None, Part] | None = None  # the batch that comes next, if it is known
         self.replays = 0  # batches that a schedule was replayed for; the others ran in eager
         self._heads, self._ends = heads_of(context.spec), ends
+        names = () if self._heads.classes is None else self._heads.classes.names
+        fields = context.spec.output.fields if ends.answers is None else FIELDS
+        self._form = Form(fields=fields, classes=names, per_token=ends.per_token)
         self._open: Collected | None = None  # the shards that collect batches
         self._landings = Landings()  # of the results of all lanes
 
@@ -256,10 +259,7 @@ class Scoring:
         landed, part = result.landed, result.landed.beside
         try:
             if self._open is None:
-                classes = self._heads.classes
-                names = () if classes is None else classes.names
-                fields = self._context.spec.output.fields if self._ends.answers is None else FIELDS
-                self._open = Collected(Form(fields=fields, classes=names, per_token=self._ends.per_token))
+                self._open = Collected(self._form)
             self._open.add(landed.outputs, part.batch, result.batch_size)
         finally:
             landed.release()

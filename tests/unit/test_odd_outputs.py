@@ -23,6 +23,7 @@ from nimble_jobs.worker.executor import real_station
 from nimble_jobs.worker.foreground import run_inline
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.heads import Heads
+from nimble_jobs.workloads.look import look
 from tests.store_samples import queued
 from tests.unit.test_workloads_state import interrupted
 
@@ -135,3 +136,56 @@ def test_outputs_that_have_the_names_of_ranks() -> None:
     own: dict[str, Any] = {"token_labels": torch.zeros(2, 3), "top1_label": torch.zeros(2)}
     made = Heads.of(["token_labels", "top1_label"])(own)
     assert made == own
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "said"),
+    [
+        ("return {'z': torch.fft.fft(x)}", "z", "'z' is complex64 [2, 3]; expected a plain tensor of real numbers"),
+        ("return torch.fft.fft(x)", "top1", "'logits' is complex64 [2, 3]; expected a plain tensor of real numbers"),
+        ("return {'z': x.to_sparse()}", "z", "'z' is a sparse tensor of shape [2, 3]; expected a plain tensor"),
+        ("return {'z': torch.nested.nested_tensor(list(x), layout=torch.jagged)}", "z", "'z' is a nested tensor; exp"),
+        ("return {'z': x[:, :0]}", "z", "'z' has shape [2, 0]; expected at least one value for each record"),
+        ("return x[:, :0]", "top1", "'logits' has shape [2, 0]; expected at least one value for each record"),
+        (
+            "return {'z': x[:, :1 + int(x[0, 0]) // 2 % 2]}",
+            "z",
+            "'z' has shape [2] for records of one batch and [1] for those of another; expected one shape for all",
+        ),
+        (
+            "return {'z': x[:, :1 + int(x[0, 0]) // 4 % 2]}",
+            "z",
+            "'z' has shape [2] for records of one batch and [1] for those of another; expected one shape for all",
+        ),
+    ],
+    ids=["complex", "complex scores", "sparse", "nested", "empty", "no classes", "another width", "in another shard"],
+)
+def test_outputs_that_are_no_rows_of_numbers(store: Store, tmp_path: Path, body: str, field: str, said: str) -> None:
+    """The job fails and names the output, its shape or type, and what was expected."""
+    job = ended(store, submit(store, tmp_path, body, ["id", field], "parquet"))
+    assert job.state is JobState.FAILED
+    assert str(job.error).startswith(f"output.fields: {said}"), job.error
+
+
+def test_types_that_numpy_does_not_know_become_float32() -> None:
+    """As few readers know them."""
+    x = torch.tensor([[0.5], [2.0]]).to(torch.float8_e4m3fn)
+    columns = Columns(["z"])
+    columns.add({"z": x}, ["a", "b"], None)
+    found = np.asarray(columns.finish()["z"])
+    assert (found.dtype, found.tolist()) == (np.float32, [[0.5], [2.0]])
+
+
+def test_scores_are_not_guessed(store: Store, tmp_path: Path) -> None:
+    """Of several outputs of the shape of scores only `logits` is taken; `validate --data` says the same as the job."""
+    job = submit(store, tmp_path, "return x, x[:, :2]", ["id", "top1"])
+    said = (
+        "output.fields: top1, top5, probability and logits need scores of shape [batch, classes], and any of output.0 "
+        "[2, 3], output.1 [2, 2] may be meant; expected one output of this shape, or one named 'logits'; or name an "
+        "output itself in output.fields"
+    )
+    assert look(specs.restore(job.spec), (tmp_path,)).problems == [said]
+    assert ended(store, job).error == said
+    outputs = {"features": torch.zeros(2, 7), "logits": torch.eye(2)}
+    assert Heads.of(["top1"])(outputs)["top1"].tolist() == [0, 1]
+    assert Heads.of(["top1"])({"scores": torch.eye(2), "size": torch.ones(2)})["top1"].tolist() == [0, 1]

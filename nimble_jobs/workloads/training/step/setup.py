@@ -308,11 +308,8 @@ def _classes(module: nn.Module, x: torch.Tensor, y: torch.Tensor, train: TrainSp
     with restoring_state(module, x.device), evaluating(module), autocast(dtype, x.device):
         outputs = flatten_outputs(module(x))
     try:
-        return logits_of(outputs).shape[1]
+        return logits_of(outputs, "train.loss: cross_entropy needs", "").shape[1]
     except ModelError:
-        if train.loss != "cross_entropy":
-            return None
-        shapes = ", ".join(f"{n} {list(t.shape)}" for n, t in outputs.items())
-        raise ModelError(
-            f"train.loss: cross_entropy needs scores [batch, classes]; the model returns {shapes}"
-        ) from None
+        if train.loss == "cross_entropy":
+            raise
+        return None
