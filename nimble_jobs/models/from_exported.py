@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from nimble_jobs.models.permission import check_exported
 from nimble_jobs.models.source import weights_file
 from nimble_jobs.models.weights import load_weights
 from nimble_jobs.spec.model import ModelSpec
+
+_SIZES = "sizes_exported_with"  # an attribute of programs: the least and largest size of each axis of each input
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +52,52 @@ def build(file: Path, spec: ModelSpec, dtype: torch.dtype, device: str, folders:
     if weights is not None:
         load_weights(module, weights)
     module.__dict__[TAKES] = _takes(program)
+    shapes = [value.shape for value in _placeholders(program) if isinstance(value, torch.Tensor)]
+    module.__dict__[_SIZES] = [[_bounds(size, program) for size in shape] for shape in shapes]
     return _without_modes(module, file)
+
+
+def check_sizes(module: nn.Module, source: str, batch_size: int, shape: Sequence[int] | None) -> None:
+    """Raises ModelError for a program that was exported with other sizes than a batch has, or than records of its only
+    input have, if their `shape` is given. Other modules take any.
+    """
+    sizes = getattr(module, _SIZES, [])
+    for rows, *_ in filter(None, sizes):
+        if not _within(batch_size, rows):
+            raise ModelError(
+                f"model.source: {source} was exported with batches of {_said(rows)}, and input.batch_size is "
+                f"{batch_size}; set it to {_said(rows)}, or export with a free first size (torch.export.Dim)"
+            )
+    if shape is not None and len(sizes) == 1 and sizes[0]:
+        _, *axes = sizes[0]
+        if len(axes) != len(shape) or not all(map(_within, shape, axes)):
+            wanted = ", ".join(_said(bounds) for bounds in axes)
+            raise ModelError(
+                f"model.source: {source} was exported with records of shape [{wanted}], and those of the input have "
+                f"{list(shape)}"
+            )
+
+
+def _within(size: int, bounds: tuple[int, int | None]) -> bool:
+    least, largest = bounds
+    return least <= size and (largest is None or size <= largest)
+
+
+def _said(bounds: tuple[int, int | None]) -> str:
+    least, largest = bounds
+    if largest is None:
+        return f"at least {least}"
+    return str(least) if least == largest else f"{least} to {largest}"
+
+
+def _bounds(size: Any, program: torch.export.ExportedProgram) -> tuple[int, int | None]:
+    """The least and the largest value of a size; None for none."""
+    if isinstance(size, int):
+        return size, size
+    known = program.range_constraints.get(size.node.expr)
+    if known is None:
+        return 0, None
+    return int(known.lower), int(known.upper) if known.upper <= sys.maxsize else None
 
 
 def _loaded(file: Path, opened: Any) -> torch.export.ExportedProgram:

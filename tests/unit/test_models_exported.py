@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from torch import nn
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.build import build, save_weights
 from nimble_jobs.models.pt2_check import why_code
-from nimble_jobs.spec.model import ModelSpec
+from nimble_jobs.planner import Request
+from nimble_jobs.planner.jobs.loaded import build_module
+from nimble_jobs.spec.model import ModelSpec, ScheduleSpec
 
 
 class Net(nn.Module):
@@ -70,6 +73,51 @@ def test_it_keeps_what_it_was_exported_with(saved: tuple[Net, Path]) -> None:
         of(path, args={"width": 3})
     with pytest.raises(AssertionError, match="Guard failed"):
         of(path)(torch.zeros(4, 5))
+
+
+@pytest.mark.parametrize(
+    ("free", "batch", "shape", "said"),
+    [
+        (
+            None,
+            5,
+            (4,),
+            "was exported with batches of 4, and input.batch_size is 5; set it to 4, or export with a free f",
+        ),
+        (torch.export.Dim("n", max=8), 9, (4,), "was exported with batches of 0 to 8, and input.batch_size is 9"),
+        (None, 4, (7,), "was exported with records of shape [4], and those of the input have [7]"),
+        (
+            torch.export.Dim("n"),
+            4,
+            (4, 1),
+            "was exported with records of shape [4], and those of the input have [4, 1]",
+        ),
+        (None, 4, (4,), None),
+        (torch.export.Dim("n"), 9, (4,), None),
+        (2 * torch.export.Dim("n"), 8, (4,), None),
+    ],
+)
+def test_sizes_of_batches_are_compared_with_those_of_the_export(
+    tmp_path: Path, free: Any, batch: int, shape: tuple[int, ...], said: str | None
+) -> None:
+    """Before the program is called, whose own guards do not tell what to change."""
+    path = tmp_path / "net.pt2"
+    free_first = {"x": {0: free}} if free is not None else None
+    torch.export.save(torch.export.export(Net().eval(), (torch.zeros(4, 4),), dynamic_shapes=free_first), path)
+    request = Request(
+        model=ModelSpec(source=f"exported:{path}"),
+        shape=shape,
+        dtype="float32",
+        batch_size=batch,
+        schedule=ScheduleSpec(),
+        embedding=False,
+        allowed_python=(tmp_path,),
+    )
+    if said is None:
+        assert build_module(request, torch.device("cpu"))(torch.zeros(batch, *shape))["y"].shape == (batch, 3)
+        return
+    with pytest.raises(ModelError, match=re.escape(f"model.source: exported:{path} {said}")):
+        build_module(request, torch.device("cpu"))
 
 
 def test_weights_can_be_replaced(saved: tuple[Net, Path], tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.models.build import build
 from nimble_jobs.models.call_arguments import call_of
 from nimble_jobs.models.embedding import WithEmbedding
+from nimble_jobs.models.from_exported import check_sizes
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.pooled import Pooled
 from nimble_jobs.models.preprocessed import Preprocessed
@@ -271,6 +272,8 @@ def build_module(request: Request, device: torch.device, like: Packed | None = N
     except torch.OutOfMemoryError as e:
         raise OutOfMemory(f"not enough memory on {device} for the model's weights: {e}") from e
     packing, call = request.packing, None
+    alone = packing is None and request.preprocess is None
+    check_sizes(module, request.model.source, request.batch_size, request.shape if alone else None)
     if packing is not None:
         call = call_of(module, [part.path for part in packing.parts])
     if request.embedding:
