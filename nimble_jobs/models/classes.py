@@ -19,8 +19,9 @@ _DEFAULT = 2  # classes of a configuration that names none
 class Classes:
     """The classes of a model with a head for classification or regression."""
 
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # none if they cannot be read, as `unnamed` says
     multi_label: bool = False  # each class is true or false by itself
+    unnamed: str | None = None
 
 
 def classes_of(spec: ModelSpec) -> Classes | None:
@@ -33,22 +34,24 @@ def classes_of(spec: ModelSpec) -> Classes | None:
         return None
     path = transformer_folder(Path(source.target)) / "config.json"
     held = read_mapping(path)
-    names = _names(spec.args.get("id2label") or held.get("id2label"), path)
+    names, unnamed = _names(spec.args.get("id2label") or held.get("id2label"))
     count = spec.args.get("num_labels") or held.get("num_labels") or len(names) or _DEFAULT
     if type(count) is not int or not 1 <= count <= 1 << 20:
         raise ModelError(f"{path}: num_labels: found {count!r}; expected a whole number from 1 to 1048576")
-    if len(names) != count:  # as transformers names them then
+    if unnamed is None and len(names) != count:  # as transformers names them then
         names = tuple(f"LABEL_{i}" for i in range(count))
     problem = spec.args.get("problem_type") or held.get("problem_type")
-    return Classes(names=names, multi_label=problem == "multi_label_classification")
+    multi_label = problem == "multi_label_classification"
+    return Classes(names=names, multi_label=multi_label, unnamed=unnamed and f"{path}: id2label: {unnamed}")
 
 
-def _names(said: Any, path: Path) -> tuple[str, ...]:
+def _names(said: Any) -> tuple[tuple[str, ...], str | None]:
+    """The names in order, or none and why they cannot be read."""
     if said is None:
-        return ()
+        return (), None
     if not isinstance(said, dict) or not all(isinstance(name, str) for name in said.values()):
-        raise ModelError(f"{path}: id2label: expected a mapping of numbers to names")
-    by_number = {str(number): str(name) for number, name in said.items()}
+        return (), "expected a mapping of numbers to names"
+    by_number = {str(number): name for number, name in said.items()}
     if set(by_number) != {str(i) for i in range(len(by_number))}:
-        raise ModelError(f"{path}: id2label: its numbers are not 0 to {len(by_number) - 1}")
-    return tuple(by_number[str(i)] for i in range(len(by_number)))
+        return (), f"its numbers are not 0 to {len(by_number) - 1}"
+    return tuple(by_number[str(i)] for i in range(len(by_number))), None

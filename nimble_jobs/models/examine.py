@@ -137,6 +137,8 @@ def _classes(folder: Path) -> Trait:
     except ModelError as e:
         return Trait(name="classes", detail=str(e), status="problem")
     assert classes is not None
+    if classes.unnamed is not None:
+        return Trait(name="classes", detail=classes.unnamed, status="problem")
     kind = "of which a text may have several: " if classes.multi_label else ""
     return Trait(name="classes", detail=f"{len(classes.names)}, {kind}{_listed(classes.names)}")
 

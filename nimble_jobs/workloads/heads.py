@@ -87,6 +87,8 @@ class Heads:
             case "top1_label":
                 if classes is None:
                     raise ModelError("output.fields: top1_label needs names of classes; only config.json has them")
+                if classes.unnamed is not None:
+                    raise ModelError(f"output.fields: top1_label: {classes.unnamed}")
                 if len(classes.names) != count:
                     raise ModelError(
                         f"output.fields: top1_label: config.json names {len(classes.names)} classes; "
@@ -115,6 +117,8 @@ class Heads:
         scores = _plain("logits", outputs["logits"]).float()
         if field == "token_probabilities":
             return 1.0 / (scores - scores.amax(dim=2, keepdim=True)).exp().sum(dim=2)
+        if self.classes is not None and self.classes.unnamed is not None:
+            raise ModelError(f"output.fields: {field}: {self.classes.unnamed}")
         if self.classes is None or len(self.classes.names) != scores.shape[2]:
             known = "" if self.classes is None else f" config.json names {len(self.classes.names)} classes;"
             raise ModelError(f"output.fields: {field} needs names of classes;{known} the model has {scores.shape[2]}")

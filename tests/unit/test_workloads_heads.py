@@ -157,10 +157,18 @@ def test_classes_are_those_of_the_configuration(tmp_path: Path) -> None:
         ({"id2label": ["a"]}, "id2label: expected a mapping of numbers to names"),
         ({"id2label": {"0": 1}}, "id2label: expected a mapping of numbers to names"),
         ({"id2label": {"1": "a"}}, "id2label: its numbers are not 0 to 0"),
-        ({"num_labels": "3"}, "num_labels: found '3'; expected a whole number from 1 to 1048576"),
     ):
-        with pytest.raises(ModelError, match=re.escape(f"{config}: {said}")):
-            classes(held)
+        odd = classes(held)
+        assert odd is not None
+        for field, scores in (("top1_label", torch.eye(2)), ("token_labels", torch.eye(2)[None])):
+            with pytest.raises(ModelError, match=re.escape(f"output.fields: {field}: {config}: {said}")):
+                Heads.of([field], odd)({"logits": scores})
+        made = Heads.of(["top1", "probability", "logits"], odd)({"logits": torch.eye(2)})  # which need no names
+        assert made["top1"].tolist() == [0, 1]
+    with pytest.raises(
+        ModelError, match=re.escape(f"{config}: num_labels: found '3'; expected a whole number from 1 t")
+    ):
+        classes({"num_labels": "3"})
     assert classes_of(ModelSpec(source="torchvision:resnet18")) is None
 
 
