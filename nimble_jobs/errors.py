@@ -96,6 +96,10 @@ class DataError(NimbleError, ValueError):
     exit_code = 100
 
 
+class NoRecords(DataError):
+    """A file holds no records, which matters only if no other file of the input holds any."""
+
+
 class ShardsMissing(DataError):
     """Finished shards of other devices cannot be used, so they must be scored again."""
 

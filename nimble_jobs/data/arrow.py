@@ -50,8 +50,26 @@ def texts(values: Sequence[str]) -> Any:
     return pa.Array.from_buffers(pa.string(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def first_empty(column: pa.Array) -> int | None:
-    """The position of the first text that is null or empty; None if there is none."""
+def empties(column: pa.Array) -> list[int]:
+    """The positions of texts that are null or empty."""
     empty, true = texts([""])[0], numbers(np.array([True]))[0]
-    at: int = pc.index(pc.fill_null(pc.equal(column, empty), true), true).as_py()
-    return at if at >= 0 else None
+    at: list[int] = values(pc.indices_nonzero(pc.fill_null(pc.equal(column, empty), true))).tolist()
+    return at
+
+
+def first_not_utf8(column: pa.ChunkedArray) -> int | None:
+    """The position of the first text, or bytes, that are not UTF-8; None if there are none."""
+    try:
+        (column.cast(pa.string()) if pa.types.is_binary(column.type) else column).validate(full=True)
+    except pa.ArrowInvalid:
+        return next(i for i, value in enumerate(v for chunk in column.chunks for v in chunk) if not _is_utf8(value))
+    return None
+
+
+def _is_utf8(value: pa.Scalar) -> bool:
+    try:
+        if value.is_valid:
+            value.as_buffer().to_pybytes().decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -138,7 +138,8 @@ def open_large(
             moves.made()
     blocks = Blocks(stamp=stamp, known=known, names=names, found=found)
     starts = np.cumsum([0, *(one.rows for one in found)], dtype=np.int64)
-    bad = {int(start) + i: why for one, start in zip(found, starts, strict=False) for i, why in one.odd.items()}
+    bad = odd_of(found, starts)
+    odd = set(bad)
     blocks.kinds = {name: blocks.kind_of(name, {one.kinds[i] for one in found}) for i, name in enumerate(names)}
     blocks.texts = _texts(blocks, [n for n in names if is_text(blocks.kinds[n]) and n not in plain], starts, bad, path)
     blocks.kinds |= {name: text.kind for name, text in blocks.texts.items()}
@@ -148,8 +149,9 @@ def open_large(
         schema=pa.schema([(n, blocks.kinds[n]) for n in names]),
         layout=Layout(starts=starts, chains=np.arange(len(found)), block_bytes=8 * most * len(names)),
         read=blocks.read,
-        extra=extra_of(found, starts, extra, spec.fields.id),
+        extra=extra_of(found, extra),
         bad=bad,
+        odd=odd,
         line=Lines(blocks, starts),
     )
     return make(spec, stamp, opened)
@@ -158,8 +160,7 @@ def open_large(
 def _first_pass(
     cut: Cut, data: bytes, known: Sequence[str], names: Sequence[str], extra: Sequence[str], plain: Collection[str]
 ) -> Found:
-    types = dict.fromkeys(plain, pa.binary())
-    types |= dict.fromkeys(extra, pa.string())  # as text, so that ids keep leading zeros; labels are interpreted later
+    types = dict.fromkeys([*plain, *extra], pa.binary())  # so that ids keep leading zeros
     wanted = [*names, *(e for e in extra if e not in names)]
     table, odd = parse(data, known, wanted, types)
     kinds = tuple(table.schema.field(n).type for n in names)
@@ -204,20 +205,16 @@ def _learn(column: _Column, cells: pa.ChunkedArray, name: str, first: int) -> No
         column.any_number = any(map(is_number, held))
 
 
-def extra_of(found: Sequence[Found], starts: np.ndarray, extra: Sequence[str], id_column: str | None) -> pa.Table:
-    """The whole id and label columns. A line that is not a record gets its number as id."""
+def extra_of(found: Sequence[Found], extra: Sequence[str]) -> pa.Table:
+    """The whole id and label columns."""
     if not found:
-        return pa.table({name: pa.array([], pa.string()) for name in extra})
-    tables = []
-    for one, start in zip(found, starts.tolist(), strict=False):
-        table = one.extra
-        if id_column is not None and one.odd:
-            i = table.schema.get_field_index(id_column)
-            held = table.column(i).to_pylist()
-            ids = [f"row-{start + n}" if n in one.odd else value for n, value in enumerate(held)]
-            table = table.set_column(i, id_column, pa.array(ids, type=pa.string()))
-        tables.append(table)
-    return pa.concat_tables(tables)
+        return pa.table({name: pa.array([], pa.binary()) for name in extra})
+    return pa.concat_tables([one.extra for one in found])
+
+
+def odd_of(found: Sequence[Found], starts: np.ndarray) -> dict[int, str]:
+    """The lines that are no records, and why, by their position in the file."""
+    return {int(start) + i: why for one, start in zip(found, starts, strict=False) for i, why in one.odd.items()}
 
 
 class Lines:

@@ -23,7 +23,7 @@ from nimble_jobs.data.source import Source, record_of
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.table import OpenTable, check_columns, single_columns
 from nimble_jobs.data.text.fixed import AsTokens
-from nimble_jobs.errors import DataError
+from nimble_jobs.errors import DataError, NoRecords
 from nimble_jobs.regular import open_regular, read_regular
 from nimble_jobs.spec.model import InputSpec
 
@@ -46,11 +46,12 @@ def open_csv(spec: InputSpec, path: Path, tokens: AsTokens | None = None) -> Sou
         make = partial(source_of, tokens=tokens)
         if stamp.size > WHOLE_BYTES:
             return open_large(make, spec, stamp, known=known, names=names, extra=extra, plain={*plain, *paths})
-        table, bad = _read(path, known, names, extra, spec.fields.id, plain)
+        table, bad = _read(path, known, names, extra, plain)
     except (pa.ArrowException, OSError) as e:
         # Of a file that is read in blocks, the parser's number of a row counts from the block's beginning.
         said = re.sub(r"Row #\d+: ", "", str(e))
         raise DataError(f"{path}: cannot be read ({said}); expected a .csv file in UTF-8 with a header line") from e
+    odd = set(bad)
     numbers = []
     for name in names:
         column = table.column(name)
@@ -70,6 +71,7 @@ def open_csv(spec: InputSpec, path: Path, tokens: AsTokens | None = None) -> Sou
         read=lambda number: x.slice(int(layout.starts[number]), step),
         extra=table.select(extra),
         bad=bad,
+        odd=odd,
         line=_Lines(path, stamp, table.num_rows),
     )
     return make(spec, stamp, opened)
@@ -109,7 +111,7 @@ def header(path: Path) -> list[str]:
             reason = e if isinstance(e, csv.Error) else "it is not UTF-8"
             raise DataError(f"{path}: the first line cannot be read ({reason}); expected column names in UTF-8") from e
     if not names:
-        raise DataError(f"{path}: is empty; expected a header line and records")
+        raise NoRecords(f"{path}: is empty; expected a header line and records")
     return names
 
 
@@ -142,25 +144,18 @@ def _first_cells(path: Path, known: list[str], names: list[str]) -> dict[str, st
 
 
 def _read(
-    path: Path, known: list[str], names: list[str], extra: list[str], id_column: str | None, plain: Iterable[str]
+    path: Path, known: list[str], names: list[str], extra: list[str], plain: Iterable[str]
 ) -> tuple[pa.Table, dict[int, str]]:
     """The wanted columns. A line with too few or too many cells becomes an empty row, with a reason."""
     data = read_regular(path)
     check_closed(data, str(path))
     begin = after_header(data)
     if begin == len(data):
-        raise DataError(f"{path}: no records; expected at least one")
-    as_text = dict.fromkeys(plain, pa.binary())
-    as_text |= dict.fromkeys(
-        extra, pa.string()
-    )  # as text, so that ids keep leading zeros; labels are interpreted later
+        raise NoRecords(f"{path}: no records; expected at least one")
+    # So that ids keep leading zeros; labels are interpreted later.
+    as_bytes = dict.fromkeys([*plain, *extra], pa.binary())
     wanted = [*names, *(e for e in extra if e not in names)]
-    table, bad = parse(memoryview(data)[begin:], known, wanted, as_text)
-    if bad and id_column is not None:
-        i = table.schema.get_field_index(id_column)
-        ids = [f"row-{n}" if n in bad else v for n, v in enumerate(table.column(i).to_pylist())]
-        table = table.set_column(i, id_column, pa.array(ids, type=pa.string()))
-    return table, bad
+    return parse(memoryview(data)[begin:], known, wanted, as_bytes)
 
 
 def _refuse_text(column: pa.ChunkedArray, where: str) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nimble_jobs.data.batches import Part
-from nimble_jobs.data.source import Joined, Source
+from nimble_jobs.data.joined import Joined
+from nimble_jobs.data.source import Source
 from nimble_jobs.data.stamps import Stamps
 from nimble_jobs.decoding.work import ALIKE, COLUMNS, HEIGHT, LENGTH, WIDTH
 from nimble_jobs.pictures import Pictures

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import count
 from typing import overload
 
 import numpy as np
@@ -15,8 +16,9 @@ STEP = 1 << 16  # ids that are converted to text at a time
 class Ids(Sequence[str]):
     """One id per record. Subclasses hold them more compactly than in a list."""
 
-    def __init__(self, values: Sequence[str] | np.ndarray) -> None:
+    def __init__(self, values: Sequence[str] | np.ndarray, made_up: Collection[int] = ()) -> None:
         self._values = values  # an array of whole numbers, text or bytes, or text
+        self.made_up = made_up  # positions of what is no record, and so has no id of its own
 
     def __len__(self) -> int:
         return len(self._values)
@@ -80,6 +82,7 @@ class JoinedIds(Ids):
         super().__init__(())
         self._parts = parts
         self._starts = np.cumsum([0, *map(len, parts)])
+        self.made_up = {int(a) + i for part, a in zip(parts, self._starts, strict=False) for i in part.made_up}
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -108,6 +111,31 @@ class JoinedIds(Ids):
             first, part = max(first, end), part + 1
 
 
+class Renamed(Ids):
+    """Ids of which some, by position, have other names."""
+
+    def __init__(self, ids: Ids, names: Mapping[int, str]) -> None:
+        super().__init__((), ids.made_up)
+        self._ids, self._names = ids, names
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        at = range(len(self))[index]
+        if isinstance(at, int):
+            return self._names.get(at) or self._ids[at]
+        texts = self._ids[at.start : at.stop : at.step]
+        for i in self._names:
+            if i in at:
+                texts[at.index(i)] = self._names[i]
+        return texts
+
+
 def as_ids(raw: np.ndarray, total: int, where: str, line: Callable[[int], str] | None = None) -> Ids:
     """Ids from whole numbers or text. Raises DataError for anything else."""
     if raw.shape != (total,):
@@ -130,10 +158,11 @@ def no_id(index: int, where: str, line: Callable[[int], str] | None = None) -> D
     return DataError(f"{where}: no id at {line(index) if line else f'record {index}'}; expected one for each record")
 
 
-def check_ids(ids: Ids, where: str, line: Callable[[int], str] | None) -> None:
-    """Raises DataError if two records share an id, because their results could not be distinguished.
+def check_ids(ids: Ids, where: str, line: Callable[[int], str] | None) -> Ids:
+    """The ids, with other made-up ones where these are not the only ones of their name.
 
-    It takes 8 bytes per record: ids are compared only if their hashes are equal.
+    Raises DataError if two records share an id, because their results could not be distinguished. It takes 8 bytes per
+    record: ids are compared only if their hashes are equal.
     """
     total = len(ids)
     keys = np.empty(total, dtype=np.int64)
@@ -143,12 +172,32 @@ def check_ids(ids: Ids, where: str, line: Callable[[int], str] | None) -> None:
     twice = keys[1:][keys[1:] == keys[:-1]]
     del keys
     seen: dict[str, int] = {}
+    again: list[int] = []  # made-up ones that need another name
     for i in _with_keys(ids, twice) if len(twice) else ():
         name = ids[i]
-        if name in seen:
-            at = f"records {seen[name]} and {i}" + (f" ({line(seen[name])} and {line(i)})" if line else "")
+        first = seen.setdefault(name, i)
+        if first == i:
+            continue
+        if i in ids.made_up:
+            again.append(i)
+        elif first in ids.made_up:
+            again.append(first)
+            seen[name] = i
+        else:
+            at = f"records {first} and {i}" + (f" ({line(first)} and {line(i)})" if line else "")
             raise DataError(f"{where}: id {name!r} at {at}; expected a different id for each record")
-        seen[name] = i
+    return Renamed(ids, _names(ids, sorted(again))) if again else ids
+
+
+def _names(ids: Ids, positions: Sequence[int]) -> dict[int, str]:
+    """Another name for each of these ids, which no record has: NAME-2 and so on."""
+    before = tuple({f"{ids[i]}-" for i in positions})
+    known = {text for a in range(0, len(ids), STEP) for text in ids[a : a + STEP] if text.startswith(before)}
+    names: dict[int, str] = {}
+    for i in positions:
+        names[i] = next(name for n in count(2) if (name := f"{ids[i]}-{n}") not in known)
+        known.add(names[i])
+    return names
 
 
 def _with_keys(ids: Ids, wanted: np.ndarray) -> Iterator[int]:

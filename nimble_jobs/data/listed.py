@@ -9,11 +9,12 @@ import numpy as np
 
 from nimble_jobs.data.blocks import Block, Give, Layout
 from nimble_jobs.data.ids import Ids, JoinedIds, Numbered
+from nimble_jobs.data.joined import Joined
 from nimble_jobs.data.records import Signature
-from nimble_jobs.data.source import READY, Joined, Loaded, Source, Unblocked, Wanted, form_of, packing_of, stamp_of
+from nimble_jobs.data.source import READY, Loaded, Source, Unblocked, Wanted, form_of, packing_of, stamp_of
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.decoding.work import BAD, Answer, Row
-from nimble_jobs.errors import DataError
+from nimble_jobs.errors import DataError, NoRecords
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.seen import FileList
 
@@ -30,7 +31,7 @@ class Unread(Unblocked):
         self.signature: Signature = like.signature
         self.preprocess: Preprocess | None = like.preprocess
         self.packing = packing_of(like)
-        self.ids: Ids | None = Ids([name])
+        self.ids: Ids | None = None if like.ids is None else Ids([name], made_up=[0])
         self.labels: np.ndarray | None = None if like.labels is None else like.labels[:1]
         if like.signature.dtype == "text":  # which is read in blocks
             self.layout = Layout(starts=np.array([0, 1]), chains=np.array([0]), block_bytes=1)
@@ -67,11 +68,13 @@ class Unread(Unblocked):
 class Listed(Joined):
     """The sources of listed files. A record without its own id is named PATH:NUMBER, from 0.
 
-    `left_out` maps unusable files to their reasons.
+    `left_out` maps unusable files to their reasons; files in `empty` are left out because they hold no records.
     """
 
-    def __init__(self, parts: Sequence[Source], names: Sequence[str], left_out: dict[str, str]) -> None:
-        super().__init__(parts, next(part for part in parts if not isinstance(part, Unread)))
+    def __init__(
+        self, parts: Sequence[Source], names: Sequence[str], left_out: dict[str, str], *, empty: Sequence[str]
+    ) -> None:
+        super().__init__(parts, next(part for part in parts if not isinstance(part, Unread)), empty=empty)
         self.left_out = left_out
         self._names = names
         if self.ids is None:
@@ -91,10 +94,15 @@ def open_listed(files: FileList, open_one: Callable[[Path], Source]) -> Listed:
     stamps = {file.path: stamp_of(root, file) for file in files.files}
     sources: dict[str, Source] = {}
     left_out: dict[str, str] = {}
+    empty: dict[str, str] = {}
     for name, stamp in stamps.items():
         try:
             source = open_one(root / name)
             reason = stamp.trouble()  # checked after reading, so that a write in between is noticed too
+        except NoRecords as e:
+            if (reason := stamp.trouble()) is None:
+                empty[name] = str(e)
+                continue
         except DataError as e:
             reason = stamp.trouble() or str(e)
         if reason is None:
@@ -102,11 +110,12 @@ def open_listed(files: FileList, open_one: Callable[[Path], Source]) -> Listed:
         else:
             left_out[name] = reason
     if not sources:
-        name, reason = next(iter(left_out.items()))
+        name, reason = next(iter((left_out | empty).items()))
         raise DataError(f"{root}: none of {len(stamps)} new files can be read; the first, {name}: {reason}")
     like = next(iter(sources.values()))
-    parts = [sources.get(name) or Unread(stamps[name], name, left_out[name], like) for name in stamps]
-    return Listed(parts, list(stamps), left_out)
+    names = [name for name in stamps if name not in empty]
+    parts = [sources.get(name) or Unread(stamps[name], name, left_out[name], like) for name in names]
+    return Listed(parts, names, left_out, empty=list(empty))
 
 
 def _ids(part: Source, name: str) -> Ids:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from nimble_jobs.addresses import is_address
 from nimble_jobs.data.arriving import Arriving
+from nimble_jobs.data.joined import Joined, open_all
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.data.reader import Reader, Targets
-from nimble_jobs.data.source import Joined, Source, list_files
+from nimble_jobs.data.source import Source, list_files
 from nimble_jobs.data.stamps import Stamps
 from nimble_jobs.data.text.fixed import AsTokens
 from nimble_jobs.errors import DataError
@@ -78,8 +79,9 @@ def _open(
     open_one = _opener(spec, tokens)
     if files is not None:
         return open_listed(files, open_one)
-    parts = [open_one(path) for path in list_files(spec.source, SUFFIXES[spec.format])]
-    return parts[0] if len(parts) == 1 else Joined(parts)
+    found, empty = open_all(list_files(spec.source, SUFFIXES[spec.format]), open_one)
+    parts = list(found.values())
+    return parts[0] if len(parts) == 1 and not empty else Joined(parts, empty=empty)
 
 
 def _opener(spec: InputSpec, tokens: AsTokens | None) -> Callable[[Path], Source]:

@@ -57,8 +57,9 @@ class Reader:
         if source.total == 0:
             raise DataError(f"{source.stamps[0].path}: no records; expected at least one")
         where = source.stamps[0].path
+        self._ids = source.ids
         if source.ids is not None:
-            check_ids(source.ids, f"{where}: input.fields.id", source.place if source.lines else None)
+            self._ids = check_ids(source.ids, f"{where}: input.fields.id", source.place if source.lines else None)
         self._labels: label_values.Labels | None = None
         if source.labels is not None:
             at = f"{where}: input.fields.label"
@@ -108,7 +109,7 @@ class Reader:
 
     def id(self, index: int) -> str:
         """The stable id of the record at a position: its path, the id column's value, or the position itself."""
-        return str(index) if self._source.ids is None else self._source.ids[index]
+        return str(index) if self._ids is None else self._ids[index]
 
     def place(self, index: int) -> str:
         """The place of a record for messages: FILE:LINE, FILE: record N, or an image's file."""
@@ -201,7 +202,7 @@ class Reader:
 
     def ids(self, indexes: np.ndarray) -> list[str]:
         """The ids of the records at these positions."""
-        return [str(i) for i in indexes.tolist()] if self._source.ids is None else self._source.ids.take(indexes)
+        return [str(i) for i in indexes.tolist()] if self._ids is None else self._ids.take(indexes)
 
     def labels(self, indexes: np.ndarray) -> np.ndarray | None:
         """The labels of the records at these positions; None if the input has none."""

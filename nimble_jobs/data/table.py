@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import overload
@@ -19,7 +19,7 @@ from nimble_jobs.data.source import READY, Loaded, Wanted, form_of, placed, reco
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.transform import ArrayTransform, bind
 from nimble_jobs.decoding.picture import Undecodable, header_size
-from nimble_jobs.errors import DataError
+from nimble_jobs.errors import DataError, NoRecords
 from nimble_jobs.preprocess import Preprocess
 from nimble_jobs.spec.model import InputSpec
 
@@ -33,7 +33,8 @@ class OpenTable:
     layout: Layout
     read: Callable[[int], pa.Table]  # these columns in a block
     extra: pa.Table  # the id and label columns, and those with paths of pictures, whole
-    bad: Mapping[int, str] = field(default_factory=dict)  # why rows are no rows of the table
+    bad: Mapping[int, str] = field(default_factory=dict)  # why rows are no records
+    odd: Collection[int] = ()  # rows that are no rows of the table, and have no id
     line: Callable[[int], str] | None = None  # FILE:LINE of a row
 
 
@@ -57,7 +58,7 @@ class TableSource:
         self.stamps = (stamp,)
         self.piece: int | None = None
         if self.total == 0:
-            raise DataError(f"{stamp.path}: no records; expected at least one")
+            raise NoRecords(f"{stamp.path}: no records; expected at least one")
         self.ids, self.labels = ids_and_labels(spec, stamp, table)
         self.preprocess: Preprocess | None = None
         self._transform: ArrayTransform | None = None
@@ -201,10 +202,10 @@ class TableSource:
 
 
 class ColumnIds(Ids):
-    """Ids in an Arrow column of text."""
+    """Ids in an Arrow column of text, null where they are made up: `row-N` with the record's position in its file."""
 
-    def __init__(self, column: pa.ChunkedArray) -> None:
-        super().__init__(())
+    def __init__(self, column: pa.ChunkedArray, made_up: Collection[int] = ()) -> None:
+        super().__init__((), made_up)
         self._column = column
 
     def __len__(self) -> int:
@@ -215,36 +216,55 @@ class ColumnIds(Ids):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        found: str | list[str] = (
-            self._column[index].to_pylist() if isinstance(index, slice) else self._column[index].as_py()
-        )
-        return found
+        at = range(len(self))[index]
+        if isinstance(at, int):
+            return self._column[at].as_py() or f"row-{at}"
+        texts: list[str | None] = self._column[index].to_pylist()
+        return [text or f"row-{i}" for i, text in zip(at, texts, strict=True)] if self.made_up else texts  # type: ignore[return-value]  # all are texts then
 
 
 def ids_and_labels(spec: InputSpec, stamp: Stamp, table: OpenTable) -> tuple[Ids | None, np.ndarray | None]:
     """The ids and labels that the spec names; None where it names none. Raises DataError."""
     ids = labels = None
-    where = f"{stamp.path}: input.fields"
+
+    def column(which: str, name: str) -> tuple[pa.ChunkedArray, str]:
+        where = f"{stamp.path}: input.fields.{which}: {name!r}"
+        return _as_utf8(table.extra.column(name), where, table.line), where
+
     if spec.fields.id is not None:
-        ids = column_ids(table.extra.column(spec.fields.id), f"{where}.id: {spec.fields.id!r}", table.line)
+        ids = column_ids(*column("id", spec.fields.id), table.line, table.odd)
     if spec.fields.label is not None:
-        labels = to_objects(table.extra.column(spec.fields.label), f"{where}.label: {spec.fields.label!r}")
+        labels = to_objects(*column("label", spec.fields.label))
     return ids, labels
 
 
-def column_ids(column: pa.ChunkedArray, where: str, line: Callable[[int], str] | None) -> Ids:
-    """The ids in a column. Raises DataError unless it holds whole numbers or text, one per record."""
+def _as_utf8(column: pa.ChunkedArray, where: str, line: Callable[[int], str] | None) -> pa.ChunkedArray:
+    """The column, in which bytes of a CSV file are text. Raises DataError for text that is not UTF-8."""
+    kind = column.type
+    is_bytes = line is not None and pa.types.is_binary(kind)
+    if not is_bytes and not is_text(kind):
+        return column
+    if (at := arrow.first_not_utf8(column)) is not None:
+        place = line(at) if line is not None else f"record {at}"
+        raise DataError(f"{where}: the text at {place} is not UTF-8; expected text in UTF-8")
+    return column.cast(pa.string()) if is_bytes else column
+
+
+def column_ids(
+    column: pa.ChunkedArray, where: str, line: Callable[[int], str] | None, odd: Collection[int] = ()
+) -> Ids:
+    """The ids in a column. Raises DataError unless it holds whole numbers or text, one per record that is not `odd`."""
     if not is_text(column.type):
         if column.null_count:
             raise no_id(int(np.argmax(column.is_null())), where, line)
         return as_ids(to_objects(column, where), len(column), where, line)
     first = 0
     for chunk in column.chunks:
-        at = arrow.first_empty(chunk)
-        if at is not None:
-            raise no_id(first + at, where, line)
+        for at in arrow.empties(chunk):
+            if first + at not in odd:
+                raise no_id(first + at, where, line)
         first += len(chunk)
-    return ColumnIds(column)
+    return ColumnIds(column, odd)
 
 
 def is_plain_text(kind: pa.DataType) -> bool:

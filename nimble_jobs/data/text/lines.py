@@ -23,11 +23,11 @@ import pyarrow as pa
 
 from nimble_jobs import moves
 from nimble_jobs.data.blocks import Layout
-from nimble_jobs.data.ids import Ids, no_id
+from nimble_jobs.data.ids import Ids
 from nimble_jobs.data.stamps import Stamp
-from nimble_jobs.data.table import ColumnIds
+from nimble_jobs.data.table import column_ids
 from nimble_jobs.data.text.values import Rows, TextSource, Unreadable, decoded, kind_of, paired, text_of
-from nimble_jobs.errors import DataError
+from nimble_jobs.errors import DataError, NoRecords
 from nimble_jobs.spec.model import InputSpec
 
 _BLOCK_BYTES = 4 << 20  # of text; a longer line is a block of its own
@@ -193,7 +193,8 @@ def open_json_lines(spec: InputSpec, path: Path) -> LineTexts:
     _refuse_empty(file)
     ids = labels = None
     if spec.fields.id is not None:
-        ids = _ids(held.column(spec.fields.id), held.odd, f"{path}: input.fields.id: {spec.fields.id!r}", path)
+        where = f"{path}: input.fields.id: {spec.fields.id!r}"
+        ids = column_ids(held.column(spec.fields.id), where, lambda row: f"{path}:{row + 1}", held.odd)
     if spec.fields.label is not None:
         labels = np.array(held.column(spec.fields.label).to_pylist(), dtype=object)
     return LineTexts(file, lambda line: _fields(line, names), width=len(names), ids=ids, labels=labels)
@@ -227,18 +228,6 @@ class _Held:
 
     def column(self, name: str) -> pa.ChunkedArray:
         return pa.chunked_array(self._chunks[name], type=pa.large_string())
-
-
-def _ids(column: pa.ChunkedArray, odd: set[int], where: str, path: Path) -> Ids:
-    """Raises DataError for a record without an id. A line that is no object gets its number as id."""
-    if not column.null_count:
-        return ColumnIds(column)
-    ids: list[str] = []
-    for row, value in enumerate(column.to_pylist()):
-        if value is None and row not in odd:
-            raise no_id(row, where, lambda index: f"{path}:{index + 1}")
-        ids.append(f"row-{row}" if value is None else value)
-    return Ids(ids)
 
 
 def _plain(line: bytes) -> Sequence[str]:
@@ -285,10 +274,10 @@ def _reach(found: Any, name: str) -> Any:
 
 
 def _valid(text: str) -> str:
-    """The text without halves of surrogate pairs, which no file can hold."""
-    return text.encode("utf-8", "replace").decode()
+    """The text, in which halves of surrogate pairs, which no file can hold, are written as `\\ud800` and the like."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _refuse_empty(file: LineFile) -> None:
     if not file.cuts:
-        raise DataError(f"{file.stamp.path}: no records; expected at least one")
+        raise NoRecords(f"{file.stamp.path}: no records; expected at least one")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from nimble_jobs.data.ids import Numbered
+from nimble_jobs.data.joined import Joined, open_all
 from nimble_jobs.data.listed import open_listed
-from nimble_jobs.data.source import Joined, Source, list_files
+from nimble_jobs.data.source import Source, list_files
 from nimble_jobs.data.text.lines import open_json_lines, open_plain_lines
 from nimble_jobs.data.text.tables import open_csv_texts, open_parquet_texts
 from nimble_jobs.data.text.values import TextSource
@@ -23,16 +25,27 @@ _OPENERS = {".parquet": open_parquet_texts, ".pq": open_parquet_texts, ".csv": o
 def open_texts(spec: InputSpec, files: FileList | None = None) -> Source:
     """The records of all files. Raises DataError.
 
-    Records of one .txt file are named by their lines, from 1, and those of several as FILE:LINE.
+    Records of one .txt file are named by their lines, from 1, and those of several as FILE:LINE; with the folders that
+    are not common to all if two have the same name.
     """
     if files is not None:
         return open_listed(files, lambda path: _open(spec, path))
     paths = list_files(spec.source, SUFFIXES["text"])
-    parts = [_open(spec, path) for path in paths]
+    found, empty = open_all(paths, lambda path: _open(spec, path))
     if all(map(_of_lines, paths)):
-        for path, part in zip(paths, parts, strict=True):
-            part.ids = Numbered(path.name if len(parts) > 1 else "", part.total, first=1)
-    return parts[0] if len(parts) == 1 else Joined(parts)
+        for part, name in zip(found.values(), _names(list(found), several=len(paths) > 1), strict=True):
+            part.ids = Numbered(name, part.total, first=1)
+    parts = list(found.values())
+    return parts[0] if len(paths) == 1 else Joined(parts, empty=empty)
+
+
+def _names(paths: Sequence[Path], *, several: bool) -> list[str]:
+    """What the records of each file are named by."""
+    names = [path.name if several else "" for path in paths]
+    if len(set(names)) == len(names):
+        return names
+    root = os.path.commonpath([path.parent for path in paths])
+    return [path.relative_to(root).as_posix() for path in paths]
 
 
 def _open(spec: InputSpec, path: Path) -> TextSource:

@@ -10,7 +10,7 @@ from nimble_jobs.data.source import record_of
 from nimble_jobs.data.stamps import Stamp
 from nimble_jobs.data.table import OpenTable, ids_and_labels, is_plain_text, is_text
 from nimble_jobs.data.text.values import Rows, TextSource, Unreadable, decoded, paired
-from nimble_jobs.errors import DataError
+from nimble_jobs.errors import DataError, NoRecords
 from nimble_jobs.spec.model import InputSpec
 
 
@@ -19,7 +19,7 @@ class TableTexts(TextSource):
 
     def __init__(self, spec: InputSpec, stamp: Stamp, table: OpenTable) -> None:
         if int(table.layout.starts[-1]) == 0:
-            raise DataError(f"{stamp.path}: no records; expected at least one")
+            raise NoRecords(f"{stamp.path}: no records; expected at least one")
         for name in table.names:
             kind = columns.stored_as(table.schema.field(name).type)
             if not is_plain_text(kind) and not (table.line and columns.is_binary(kind)):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from nimble_jobs import moves
 from nimble_jobs.data.blocks import Layout
-from nimble_jobs.data.csv_blocks import Blocks, Found, Lines, extra_of
+from nimble_jobs.data.csv_blocks import Blocks, Found, Lines, extra_of, odd_of
 from nimble_jobs.data.csv_cells import parse
 from nimble_jobs.data.csv_cuts import Cut, cuts
 from nimble_jobs.data.csv_file import header
@@ -39,7 +39,7 @@ def open_csv_texts(spec: InputSpec, path: Path) -> TableTexts:
         raise DataError(f"{path}: cannot be read ({e}); expected a .csv file in UTF-8 with a header line") from e
     blocks = Blocks(stamp=stamp, known=known, names=names, found=found)
     starts = np.cumsum([0, *(one.rows for one in found)], dtype=np.int64)
-    bad = {int(start) + i: why for one, start in zip(found, starts, strict=False) for i, why in one.odd.items()}
+    bad = odd_of(found, starts)
     types = dict.fromkeys(names, pa.binary())
     table = OpenTable(
         names=names,
@@ -50,8 +50,9 @@ def open_csv_texts(spec: InputSpec, path: Path) -> TableTexts:
             block_bytes=max((one.cut.nbytes for one in found), default=1),
         ),
         read=lambda number: blocks.parsed(number, names, types)[0],
-        extra=extra_of(found, starts, extra, spec.fields.id),
+        extra=extra_of(found, extra),
         bad=bad,
+        odd=bad,
         line=Lines(blocks, starts),
     )
     return TableTexts(spec, stamp, table)
@@ -59,7 +60,7 @@ def open_csv_texts(spec: InputSpec, path: Path) -> TableTexts:
 
 def _found(stamp: Stamp, path: Path, known: Sequence[str], names: Sequence[str], extra: Sequence[str]) -> list[Found]:
     """The blocks of a CSV file, with ids and labels; several threads parse."""
-    types = {**dict.fromkeys(names, pa.binary()), **dict.fromkeys(extra, pa.string())}
+    types = dict.fromkeys([*names, *extra], pa.binary())
 
     def first_pass(part: tuple[Cut, bytes]) -> Found:
         cut, data = part
