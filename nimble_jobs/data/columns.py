@@ -120,17 +120,17 @@ def joined(column: pa.ChunkedArray) -> pa.Array:
     return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 
-def scalars(table: pa.Table, names: Sequence[str], dtype: np.dtype[Any]) -> Block:
+def scalars(table: pa.Table, names: Sequence[str], dtype: np.dtype[Any], *, allow_nan: bool) -> Block:
     """Columns of plain numbers as rows [n, len(names)].
 
-    An empty cell is NaN among floats and a bad record among whole numbers.
+    An empty cell makes a bad record, or, with `allow_nan`, is NaN among floats.
     """
     n = table.num_rows
     values = np.empty((n, len(names)), dtype=dtype)
     bad: dict[int, str] = {}
     for j, name in enumerate(names):
         array = joined(table.column(name))
-        if array.null_count and not pa.types.is_floating(array.type):
+        if array.null_count and not (allow_nan and pa.types.is_floating(array.type)):
             for row in np.flatnonzero(_is_null(array)).tolist():
                 bad.setdefault(row, f"column {name!r} is empty; expected a number")
             array = pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0)

@@ -138,10 +138,9 @@ def open_large(
             moves.made()
     blocks = Blocks(stamp=stamp, known=known, names=names, found=found)
     starts = np.cumsum([0, *(one.rows for one in found)], dtype=np.int64)
-    bad = odd_of(found, starts)
-    odd = set(bad)
     blocks.kinds = {name: blocks.kind_of(name, {one.kinds[i] for one in found}) for i, name in enumerate(names)}
-    blocks.texts = _texts(blocks, [n for n in names if is_text(blocks.kinds[n]) and n not in plain], starts, bad, path)
+    texts = _texts(blocks, [n for n in names if is_text(blocks.kinds[n]) and n not in plain], starts, path)
+    blocks.texts = {name: column.text for name, column in texts.items()}
     blocks.kinds |= {name: text.kind for name, text in blocks.texts.items()}
     most = max((one.rows for one in found), default=1)
     opened = OpenTable(
@@ -150,8 +149,8 @@ def open_large(
         layout=Layout(starts=starts, chains=np.arange(len(found)), block_bytes=8 * most * len(names)),
         read=blocks.read,
         extra=extra_of(found, extra),
-        bad=bad,
-        odd=odd,
+        bad=odd_of(found, starts),
+        cells={name: column.bad for name, column in texts.items()},
         line=Lines(blocks, starts),
     )
     return make(spec, stamp, opened)
@@ -177,8 +176,8 @@ class _Column:
     any_number: bool = False
 
 
-def _texts(blocks: Blocks, names: list[str], starts: np.ndarray, bad: dict[int, str], path: Path) -> dict[str, Text]:
-    """Examine columns of text, and add their bad cells to `bad`. Raises DataError for a column without any number."""
+def _texts(blocks: Blocks, names: list[str], starts: np.ndarray, path: Path) -> dict[str, _Column]:
+    """What is found about columns of text. Raises DataError for a column without any number."""
     columns = {name: _Column() for name in names}
     for number in range(len(blocks.found)) if names else ():
         table, _ = blocks.parsed(number, names, dict.fromkeys(names, pa.binary()))
@@ -189,9 +188,7 @@ def _texts(blocks: Blocks, names: list[str], starts: np.ndarray, bad: dict[int, 
         if column.sample is not None and not column.any_number:
             where = f"{path}: input.fields.x: column {name!r}"
             raise DataError(f"{where}: holds text such as {column.sample[:40]!r}; expected numbers")
-        for i, why in column.bad.items():
-            bad.setdefault(i, why)
-    return {name: column.text for name, column in columns.items()}
+    return columns
 
 
 def _learn(column: _Column, cells: pa.ChunkedArray, name: str, first: int) -> None:

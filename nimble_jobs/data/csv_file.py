@@ -51,15 +51,15 @@ def open_csv(spec: InputSpec, path: Path, tokens: AsTokens | None = None) -> Sou
         # Of a file that is read in blocks, the parser's number of a row counts from the block's beginning.
         said = re.sub(r"Row #\d+: ", "", str(e))
         raise DataError(f"{path}: cannot be read ({said}); expected a .csv file in UTF-8 with a header line") from e
-    odd = set(bad)
-    numbers = []
+    numbers, cells = [], {}
     for name in names:
         column = table.column(name)
         if name in plain or name in paths:
             numbers.append(column)
             continue
         _refuse_text(column, f"{path}: input.fields.x: column {name!r}")
-        numbers.append(_numbers(column, name, bad))
+        column, cells[name] = _numbers(column, name)
+        numbers.append(column)
     x = pa.table(numbers, names=names)
     step = max(1, BLOCK_BYTES // (8 * len(names)))
     starts = np.array([*range(0, table.num_rows, step), table.num_rows], dtype=np.int64)
@@ -71,7 +71,7 @@ def open_csv(spec: InputSpec, path: Path, tokens: AsTokens | None = None) -> Sou
         read=lambda number: x.slice(int(layout.starts[number]), step),
         extra=table.select(extra),
         bad=bad,
-        odd=odd,
+        cells=cells,
         line=_Lines(path, stamp, table.num_rows),
     )
     return make(spec, stamp, opened)
@@ -167,13 +167,12 @@ def _refuse_text(column: pa.ChunkedArray, where: str) -> None:
         raise DataError(f"{where}: holds text such as {cells[0][:40]!r}; expected numbers")
 
 
-def _numbers(column: pa.ChunkedArray, name: str, bad: dict[int, str]) -> pa.ChunkedArray:
-    """A column of text as numbers. A cell that is not a number becomes null, and its record bad. Other columns stay."""
+def _numbers(column: pa.ChunkedArray, name: str) -> tuple[pa.ChunkedArray, dict[int, str]]:
+    """A column of text as numbers, and why cells are none, which become null. Other columns stay."""
     if pa.types.is_null(column.type):
-        return column.cast(pa.float64())
+        return column.cast(pa.float64()), {}
     if not is_text(column.type):
-        return column
+        return column, {}
     cells = Cells.of(column, name)
-    for i, reason in cells.bad.items():
-        bad.setdefault(i, reason)
-    return cells.values if isinstance(cells.values, pa.ChunkedArray) else pa.chunked_array([cells.values])
+    whole = isinstance(cells.values, pa.ChunkedArray)
+    return cells.values if whole else pa.chunked_array([cells.values]), cells.bad

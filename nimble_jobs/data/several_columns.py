@@ -33,7 +33,7 @@ class SeveralColumns(SeveralSource):
         named: list[Stamps] = []
         for argument, part in parts_of(spec).items():
             names = choose(Path(stamp.path), part.fields.name, table.schema.names, part.fields.which)
-            own = replace(table, names=names, bad={})
+            own = replace(table, names=names)
             if tokens is not None and argument == IDS and _is_text(part.fields.name, table):
                 if MASK in (spec.fields.arguments or {}):
                     problem = f"{MASK} is made of the text of {IDS}; expected no {MASK}"

@@ -33,8 +33,8 @@ class OpenTable:
     layout: Layout
     read: Callable[[int], pa.Table]  # these columns in a block
     extra: pa.Table  # the id and label columns, and those with paths of pictures, whole
-    bad: Mapping[int, str] = field(default_factory=dict)  # why rows are no records
-    odd: Collection[int] = ()  # rows that are no rows of the table, and have no id
+    bad: Mapping[int, str] = field(default_factory=dict)  # why rows are no rows of the table; they have no id
+    cells: Mapping[str, Mapping[int, str]] = field(default_factory=dict)  # why cells are no numbers, by column and row
     line: Callable[[int], str] | None = None  # FILE:LINE of a row
 
 
@@ -47,7 +47,11 @@ class TableSource:
         self._read = table.read
         self._line = line
         self.lines = line is not None
-        self._bad = table.bad
+        self._allow_nan = spec.allow_nan
+        self._bad = dict(table.bad)
+        for name in table.names:
+            for row, why in table.cells.get(name, {}).items():
+                self._bad.setdefault(row, why)
         self._bad_rows = np.array(sorted(self._bad), dtype=np.int64)
         self._kept = Kept(self.block, keep_bytes)
         self._where = f"{stamp.path}: input.fields.{spec.fields.which}: {spec.fields.name!r}"
@@ -196,7 +200,7 @@ class TableSource:
         if self._shape == (len(self._names),) and not columns.is_list(
             columns.stored_as(table.schema.field(self._names[0]).type)
         ):
-            return columns.scalars(table, self._names, self._dtype)
+            return columns.scalars(table, self._names, self._dtype, allow_nan=self._allow_nan)
         block = columns.lists(columns.joined(table.column(self._names[0])), self._shape, self._names[0])
         return block if self._tensor is None else self._tensor.block(block)
 
@@ -232,7 +236,7 @@ def ids_and_labels(spec: InputSpec, stamp: Stamp, table: OpenTable) -> tuple[Ids
         return _as_utf8(table.extra.column(name), where, table.line), where
 
     if spec.fields.id is not None:
-        ids = column_ids(*column("id", spec.fields.id), table.line, table.odd)
+        ids = column_ids(*column("id", spec.fields.id), table.line, table.bad)
     if spec.fields.label is not None:
         labels = to_objects(*column("label", spec.fields.label))
     return ids, labels

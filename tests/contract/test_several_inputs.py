@@ -239,7 +239,7 @@ def test_bad_lines_of_a_csv_file_are_left_out(tmp_path: Path) -> None:
     assert values["second"].tolist() == [2, 8]
     assert [reason.removeprefix(f"{path}:") for reason in bad.values()] == [
         "3: line has 1 cell; expected 2",
-        "4: column 'b' holds 'six'; expected a number",
+        "4: second: column 'b' holds 'six'; expected a number",
     ]
 
 

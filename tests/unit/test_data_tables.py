@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from nimble_jobs.data import Batch, blocks, columns, memory, open_reader
+from nimble_jobs.data import Batch, blocks, columns, csv_file, memory, open_reader
 from nimble_jobs.data import parquet as parquet_files
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec
@@ -167,7 +167,7 @@ def test_cells_that_are_no_numbers_are_bad_records(tmp_path: Path) -> None:
     assert batch.x.tolist() == [[1.5, 2.0], [6.5, 7.0]]
     assert [(b.id, b.reason.removeprefix(str(tmp_path))) for b in batch.bad] == [
         ("v", "/d.csv:3: column 'a' holds 'oops'; expected a number"),
-        ("w", "/d.csv:4: 1 of 2 values are NaN or infinite; expected finite numbers"),
+        ("w", "/d.csv:4: column 'a' is empty; expected a number"),
         ("x", "/d.csv:5: 1 of 2 values are NaN or infinite; expected finite numbers"),
     ]
 
@@ -293,3 +293,25 @@ def test_numbers_beyond_int64_are_refused(tmp_path: Path) -> None:
         pytest.raises(DataError, match=r"x\.npy: input\.fields\.x: holds 9223372036854775813; expected whole"),
     ):
         reader.take(np.arange(2))
+
+
+@pytest.mark.parametrize("whole_bytes", [64 << 20, 0], ids=["whole", "in blocks"])
+def test_an_empty_cell_is_not_taken_for_nan(whole_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reasons tell them apart, behind the argument if there are several; `allow_nan` takes both for NaN."""
+    monkeypatch.setattr(csv_file, "WHOLE_BYTES", whole_bytes)
+    path = csv(tmp_path, "a,b,c\n1.5,2,1\n,3,1\n-NaN,4,1\n2.5,,1\nnull,6,1\n3,x,1\n")
+    empty = ["3: column 'a' is empty; expected a number", "6: column 'a' is empty; expected a number"]
+    nan = "4: 1 of 2 values are NaN or infinite; expected finite numbers"
+    bad = [one.reason.removeprefix(f"{path}:") for one in read(path, "a,c").bad]
+    assert bad == [empty[0], nan, empty[1]]
+    assert np.isnan(read(path, "a,c", allow_nan=True).x[:, 0]).tolist() == [False, True, True, False, True, False]
+    spec = InputSpec(source=str(path), format="csv", fields=FieldsSpec(x={"age": "a", "meta.size": "b"}))
+    with open_reader(spec) as reader:
+        reasons = [one.reason.removeprefix(f"{path}:") for one in reader.take(np.arange(reader.total)).bad]
+    assert reasons == [
+        "3: age: column 'a' is empty; expected a number",
+        "4: age: 1 of 1 values are NaN or infinite; expected finite numbers",
+        "5: meta.size: column 'b' is empty; expected a number",
+        "6: age: column 'a' is empty; expected a number",
+        "7: meta.size: column 'b' holds 'x'; expected a number",
+    ]

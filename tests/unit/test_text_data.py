@@ -158,6 +158,40 @@ def test_json_lines_without_an_id(tmp_path: Path) -> None:
         read(tmp_path / "t.jsonl", id="id")
 
 
+@pytest.mark.parametrize(
+    ("values", "labels", "names", "bad"),
+    [
+        ([1.0, 0, "2", 2.0], [1, 0, 2, 2], None, {}),
+        ([True, False, True], [1, 0, 1], ("false", "true"), {}),
+        ([1, 1.5, 0], [1, 0, 0], None, {1: "label is '1.5'; expected a whole number, 0 or more"}),
+        ([1, True], [1, 0], None, {1: "label is 'true'; expected a whole number, 0 or more"}),
+        ([1, float("nan"), None], [1, 0, 0], None, dict.fromkeys((1, 2), "label is missing")),
+        (
+            ["a", ["b"], {"c": 1}],
+            [0, 0, 0],
+            ("a",),
+            {
+                1: "field 'l' holds a list; expected a name or a whole number",
+                2: "field 'l' holds an object; expected a name or a whole number",
+            },
+        ),
+    ],
+)
+def test_labels_of_json_lines_that_are_no_text(
+    values: list[Any], labels: list[int], names: tuple[str, ...] | None, bad: dict[int, str], tmp_path: Path
+) -> None:
+    """Truth values are names, whole numbers may have a point, and of others it is said what they are."""
+    rows = [json.dumps({"body": "t", "l": value}) for value in values]
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    spec = InputSpec(source=str(tmp_path / "t.jsonl"), format="text", fields=FieldsSpec(x="body", label="l"))
+    with open_reader(spec) as reader:
+        found = reader.labels(np.arange(reader.total))
+        assert found is not None
+        assert (found.tolist(), reader.label_names) == (labels, names)
+        (texts,) = reader.texts([(0, reader.total)])
+        assert texts.bad == bad
+
+
 def test_labels_of_json_lines(tmp_path: Path) -> None:
     """Names become classes; a record without one is bad."""
     (tmp_path / "t.jsonl").write_text('{"body": "a", "l": "b"}\n{"body": "b"}\n{"body": "c", "l": "a"}\n')

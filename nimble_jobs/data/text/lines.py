@@ -186,8 +186,8 @@ def open_plain_lines(spec: InputSpec, path: Path) -> LineTexts:
 def open_json_lines(spec: InputSpec, path: Path) -> LineTexts:
     """JSON lines, an object a line; dotted names reach into nested objects. Raises DataError."""
     file = LineFile(Stamp.of(path))
-    names, wanted = spec.fields.columns, [n for n in (spec.fields.id, spec.fields.label) if n is not None]
-    held = _Held(wanted)
+    names, label = spec.fields.columns, spec.fields.label
+    held = _Held(spec.fields.id, label)
     for lines in file.scan():
         held.add(lines)
     _refuse_empty(file)
@@ -195,16 +195,17 @@ def open_json_lines(spec: InputSpec, path: Path) -> LineTexts:
     if spec.fields.id is not None:
         where = f"{path}: input.fields.id: {spec.fields.id!r}"
         ids = column_ids(held.column(spec.fields.id), where, lambda row: f"{path}:{row + 1}", held.odd)
-    if spec.fields.label is not None:
-        labels = np.array(held.column(spec.fields.label).to_pylist(), dtype=object)
-    return LineTexts(file, lambda line: _fields(line, names), width=len(names), ids=ids, labels=labels)
+    if label is not None:
+        labels = np.array(held.column(label).to_pylist(), dtype=object)
+    return LineTexts(file, lambda line: _fields(line, names, label), width=len(names), ids=ids, labels=labels)
 
 
 class _Held:
     """The id and label of every record, as text; null if it has none."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._chunks: dict[str, list[pa.Array]] = {name: [] for name in names}
+    def __init__(self, id_name: str | None, label: str | None) -> None:
+        self._chunks: dict[str, list[pa.Array]] = {name: [] for name in (id_name, label) if name is not None}
+        self._label = label
         self._rows = 0
         self.odd: set[int] = set()  # records that are no objects
 
@@ -220,8 +221,8 @@ class _Held:
                 found = {}
             for name, column in values.items():
                 value = _reach(found, name)
-                usable = isinstance(value, str | int) and not isinstance(value, bool) and value != ""
-                column.append(_valid(str(value)) if usable else None)
+                text = _label_text(value) if name == self._label else _text_of(value)
+                column.append(_valid(text) if text else None)
         for name, column in values.items():
             self._chunks[name].append(pa.array(column, type=pa.large_string()))
         self._rows += len(lines)
@@ -230,12 +231,25 @@ class _Held:
         return pa.chunked_array(self._chunks[name], type=pa.large_string())
 
 
+def _text_of(value: Any) -> str | None:
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+def _label_text(value: Any) -> str | None:
+    """The text of a label: of a truth value as JSON writes it, of a number with fractions as Python does."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, float) and value == value else _text_of(value)
+
+
 def _plain(line: bytes) -> Sequence[str]:
     return (decoded(line),)
 
 
-def _fields(line: bytes, names: Sequence[str]) -> Sequence[str]:
+def _fields(line: bytes, names: Sequence[str], label: str | None = None) -> Sequence[str]:
     found = _object(line)
+    if label is not None and isinstance(value := _reach(found, label), list | dict):
+        raise Unreadable(f"field {label!r} {kind_of(value)}; expected a name or a whole number")
     texts = []
     for name in names:
         value = _reach(found, name)

@@ -39,7 +39,6 @@ def open_csv_texts(spec: InputSpec, path: Path) -> TableTexts:
         raise DataError(f"{path}: cannot be read ({e}); expected a .csv file in UTF-8 with a header line") from e
     blocks = Blocks(stamp=stamp, known=known, names=names, found=found)
     starts = np.cumsum([0, *(one.rows for one in found)], dtype=np.int64)
-    bad = odd_of(found, starts)
     types = dict.fromkeys(names, pa.binary())
     table = OpenTable(
         names=names,
@@ -51,8 +50,7 @@ def open_csv_texts(spec: InputSpec, path: Path) -> TableTexts:
         ),
         read=lambda number: blocks.parsed(number, names, types)[0],
         extra=extra_of(found, extra),
-        bad=bad,
-        odd=bad,
+        bad=odd_of(found, starts),
         line=Lines(blocks, starts),
     )
     return TableTexts(spec, stamp, table)
