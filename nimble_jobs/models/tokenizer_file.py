@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,16 @@ def tokenizer_json(place: Path) -> bytes:
             raise ModelError(f"{path}: has {len(data)} bytes; expected a tokenizer")
         return data
     return _converted(place)
+
+
+def pad_token(place: Path) -> str | None:
+    """The token for padding that the files of a tokenizer's folder name; None if they name none."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        found = read_json(place / name).get("pad_token")
+        found = found.get("content") if isinstance(found, dict) else found
+        if isinstance(found, str):
+            return found
+    return None
 
 
 def gives_token_types(place: Path, model: Path) -> bool:
@@ -78,15 +89,20 @@ def _opened(folder: Path, model: Path | None = None) -> Any:
         logging.getLogger("transformers").setLevel(level)
 
 
-def whole_config(folder: Path) -> dict[str, Any]:
-    """A model's configuration with the defaults of its kind, which config.json may leave out. Raises ModelError."""
+def whole_config(folder: Path, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A model's configuration with the defaults of its kind, which config.json may leave out, and with `model.args`.
+
+    Raises ModelError.
+    """
     if importlib.util.find_spec("transformers") is None:
         raise ModelError(missing_package("transformers"))
     existing(folder / "config.json")
     import transformers
 
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **(args or {})
+        )
     except Exception as e:  # whatever the library raises for a configuration that it does not like
         raise ModelError(f"{folder}: transformers cannot read the configuration: {type(e).__name__}: {e}") from e
     found: dict[str, Any] = config.to_dict()

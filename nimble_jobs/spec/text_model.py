@@ -32,7 +32,7 @@ class TextModel:
     positions: int | None = None  # most tokens that the model can tell apart by their place
     usual: int | None = None  # most tokens that its tokenizer or sentence-transformers gives it; at most `positions`
     vocabulary: int | None = None  # token ids are below it
-    padding: int | None = None  # the token id that it takes for padding
+    padding: int | None = None  # the token id that it takes for padding, if it has a token of this id
     token_types: int | None = None  # kinds of tokens that it tells apart
 
     @property
@@ -74,14 +74,28 @@ def text_model(folder: Path, config: Mapping[str, Any] | None = None) -> TextMod
         positions,
     ]
     known = [limit for limit in usual if limit is not None]
-    padding = config.get("pad_token_id")
+    vocabulary = _count(config.get("vocab_size"))
     return TextModel(
         positions=positions,
         usual=min(known, default=None),
-        vocabulary=_count(config.get("vocab_size")),
-        padding=padding if type(padding) is int and padding >= 0 else None,
+        vocabulary=vocabulary,
+        padding=_padding(config, vocabulary),
         token_types=_count(config.get("type_vocab_size")),
     )
+
+
+def with_padding(args: Mapping[str, Any], config: Mapping[str, Any], padding: int) -> dict[str, Any]:
+    """`model.args` by which a model takes this token id for padding, whatever its configuration, `config`, says."""
+    found = {**args, **({"pad_token_id": padding} if "pad_token_id" in config else {})}
+    inner = config.get("text_config")
+    if isinstance(inner, dict) and "pad_token_id" in inner:
+        found["text_config"] = {**args.get("text_config", {}), "pad_token_id": padding}
+    return found
+
+
+def _padding(config: Mapping[str, Any], vocabulary: int | None) -> int | None:
+    found = config.get("pad_token_id")
+    return found if type(found) is int and 0 <= found < (vocabulary or _SENSIBLE) else None
 
 
 def _count(value: object) -> int | None:

@@ -54,9 +54,10 @@ def asked(
 ) -> tuple[Request, torch.device]:
     """What a scoring job will ask of the planner, if its records are no texts. See `asked_each`."""
     spec = with_model_transform(spec)
-    with open_reader(spec.input, tokens=ColumnOfText(spec)) as reader:
+    column = ColumnOfText(spec)
+    with open_reader(spec.input, tokens=column) as reader:
         device = devices.resolve(spec.run.device)
-        return request_of(spec, reader, device, allowed_python, memory_bytes), device
+        return request_of(spec, reader, device, column, allowed_python, memory_bytes), device
 
 
 def asked_each(
@@ -67,9 +68,10 @@ def asked_each(
     `memory_bytes` is the `--gpu-memory` of the worker that will run the job, if you set one.
     """
     spec = with_model_transform(spec)
-    with open_reader(spec.input, tokens=ColumnOfText(spec)) as reader:
+    column = ColumnOfText(spec)
+    with open_reader(spec.input, tokens=column) as reader:
         device = devices.resolve(spec.run.device)
-        request = request_of(spec, reader, device, allowed_python, memory_bytes)
+        request = request_of(spec, reader, device, column, allowed_python, memory_bytes)
         if spec.input.format not in TEXTS:
             return Asked(requests=(request,), device=device, texts=None)
         plan = plan_of(reader, set_up(spec), request, fields=spec.output.fields, device=device, store=store)

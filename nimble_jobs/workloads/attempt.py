@@ -52,7 +52,8 @@ class Attempt:
     def request(self) -> Request:
         """What the job asks of the planner; if its records are texts, all but the shape of a batch."""
         context = self.context
-        return request_of(context.spec, self.reader, self.device, context.allowed_python, context.memory_bytes)
+        given = (self.reader, self.device, self.column)
+        return request_of(context.spec, *given, context.allowed_python, context.memory_bytes)
 
 
 def opened(context: JobContext, work: only_new.Work | None, column: ColumnOfText) -> Reader:

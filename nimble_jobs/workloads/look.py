@@ -45,9 +45,10 @@ def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
     seen = Look()
     spec = with_model_transform(spec)
     reader: Reader | None = None
+    column = ColumnOfText(spec)
     try:
         wanted = targets(spec.train.loss) if spec.train is not None else "classes"
-        reader = open_reader(spec.input, targets=wanted, tokens=ColumnOfText(spec))
+        reader = open_reader(spec.input, targets=wanted, tokens=column)
         _input(reader, seen)
         if spec.train is not None:
             Augment(spec.train.augment, reader.signature, seed=spec.model.seed, decodes=reader.decodes)
@@ -57,15 +58,21 @@ def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
         seen.found["device"] = devices.describe(devices.resolve(spec.run.device))
     except UsageError as e:
         seen.problems.append(str(e))
-    try:
-        _model(spec, allowed_python, reader, seen)
-        if spec.input.format in TEXTS:
+    trouble, setup = None, column.setup
+    if spec.input.format in TEXTS:
+        try:
             setup = set_up(spec)
-            seen.found["tokens"] = (
-                f"at most {setup.limit:,} per record; the vocabulary has {setup.tokenizer.vocabulary:,}"
-            )
+        except ModelError as e:
+            trouble = str(e)
+    try:
+        own = spec if setup is None else spec.model_copy(update={"model": setup.model(spec.model)})
+        _model(own, allowed_python, reader, seen)
     except ModelError as e:
-        seen.problems.append(str(e))
+        trouble = str(e)
+    if trouble is not None:
+        seen.problems.append(trouble)
+    elif setup is not None and setup is not column.setup:
+        seen.found["tokens"] = f"at most {setup.limit:,} per record; the vocabulary has {setup.tokenizer.vocabulary:,}"
     if reader is not None:
         reader.close()
     return seen

@@ -11,19 +11,24 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.planner import Request
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.pooling import pooling_of
+from nimble_jobs.workloads.text.setup import ColumnOfText
 
 
 def request_of(
     spec: JobSpec,
     reader: Reader,
     device: torch.device,
+    column: ColumnOfText,
     allowed_python: tuple[Path, ...] = (),
     memory_bytes: int | None = None,
 ) -> Request:
-    """What the job asks of the planner."""
+    """What the job asks of the planner; if its records are texts, all but the model's padding and a batch's shape.
+
+    `column` is what the reader makes tokens with, if a text is one of several inputs.
+    """
     pooling = pooling_of(spec)
     return Request(
-        model=spec.model,
+        model=spec.model if column.setup is None else column.setup.model(spec.model),
         shape=reader.signature.shape,
         dtype=reader.signature.dtype,
         batch_size=spec.input.batch_size,

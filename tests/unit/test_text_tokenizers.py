@@ -71,7 +71,7 @@ def write_gpt2(folder: Path) -> Path:
 @pytest.mark.parametrize("on_miss", ["eager", "build"])
 @pytest.mark.parametrize("write", [write_encoder, write_gpt2], ids=["bert", "gpt2"])
 def test_a_tokenizer_without_a_pad_token(write: Any, on_miss: str, store: Store, tmp_path: Path) -> None:
-    """Rows are padded with a number that stands for a word, which also occurs in the texts; the mask alone decides."""
+    """Rows are padded with a number that no token has. The mask alone decides what is padding."""
     model = write(tmp_path / "m")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     assert tokenizer.pad_token is None

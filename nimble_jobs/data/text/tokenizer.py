@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from nimble_jobs.data.text.padding import stand_in
 from nimble_jobs.data.text.values import HOW_TO_CUT, Text, TokenIds
 from nimble_jobs.data.text.words import BY_WORD, Words
 from nimble_jobs.errors import ModelError, first_line
@@ -41,6 +42,9 @@ class TokenRules:
     vocabulary: int | None = None  # the model takes ids below it; None: unknown
     types: bool = False  # whether the model tells the two texts of a pair apart
     offsets: bool = False  # whether to tell where in the text each token lies
+    padding: int | None = None  # the token id that the model takes for padding; None: it names none
+    pad_token: str | None = None  # that the files beside the tokenizer name
+    finds_end: bool = False  # whether the model looks for the last token that is no padding
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,10 +84,9 @@ class Tokenizer:
         self.sha256 = hashlib.sha256(data).hexdigest()
         self.rules = rules
         self.vocabulary: int = made.get_vocab_size(with_added_tokens=True)
-        padding = made.padding or {}
-        self.padding: int = padding.get("pad_id") or next(
-            (i for i in map(made.token_to_id, ("[PAD]", "<pad>")) if i is not None), 0
-        )
+        known = (rules.vocabulary, rules.pad_token)
+        self.padding: int = rules.padding if rules.padding is not None else stand_in(made, *known)
+        self._never_last = self.padding if rules.finds_end and rules.padding is None else None
         made.no_padding()
         made.no_truncation()
         _lowered(made, rules)
@@ -170,7 +173,8 @@ class Tokenizer:
         """Whether some text may have tokens that the model cannot be given."""
         below = self.rules.vocabulary
         unknown = below is not None and self.vocabulary > below and ids.max(initial=0) >= below
-        return bool(unknown or lengths.min(initial=1) < 1 or lengths.max(initial=0) > self.rules.limit)
+        odd = unknown or lengths.min(initial=1) < 1 or lengths.max(initial=0) > self.rules.limit
+        return bool(odd or (self._never_last is not None and (ids == self._never_last).any()))
 
     def _whole_texts(self, texts: Sequence[Text | None]) -> Tokens:
         ready = [self._ready(text) for text in texts]
@@ -269,6 +273,12 @@ class Tokenizer:
             return "has no tokens; expected at least one"
         if len(tokens) > self.rules.limit:  # only if nothing is to be cut
             return f"has more than {self.rules.limit} tokens{HOW_TO_CUT}"
+        if tokens[-1] == self._never_last and len(tokens) > 1:  # alone it is found all the same
+            token = self._whole.id_to_token(tokens[-1])
+            return (
+                f"ends with the token {token!r}, which the model would take for padding; expected another last token, "
+                "or a model.args.pad_token_id that no text ends with"
+            )
         below = self.rules.vocabulary
         if known:
             below = below if below is not None else self.vocabulary

@@ -77,8 +77,10 @@ def plan_of(
     output. Raises DataError.
     """
     pads = separate_memory(device)
-    if noted is not None:
-        lengths, found = _noted(noted, setup)
+    earlier = _noted(noted, setup) if noted is not None else None
+    base = replace(base, model=setup.model(base.model))
+    if earlier is not None:
+        lengths, found = earlier
     else:
         seen = survey(reader, setup)
         lengths = lengths_of(

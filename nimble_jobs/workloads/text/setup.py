@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 from nimble_jobs.data.text.fixed import FixedRows
 from nimble_jobs.data.text.tokenizer import Tokenizer, TokenRules
 from nimble_jobs.errors import ModelError
-from nimble_jobs.models.tokenizer_file import gives_token_types, tokenizer_json, whole_config
+from nimble_jobs.models.tokenizer_file import gives_token_types, pad_token, tokenizer_json, whole_config
 from nimble_jobs.packing import Layout, text_layout
 from nimble_jobs.sentence import SentenceFolder, problem_of_prompt, prompt_of, read_folder, transformer_folder
-from nimble_jobs.spec import JobSpec, parse_source
-from nimble_jobs.spec.pooling_rules import pools
+from nimble_jobs.spec import JobSpec, ModelSpec, parse_source
+from nimble_jobs.spec.pooling_rules import leaves_out_head, pools
 from nimble_jobs.spec.text import TOKENS_ON_CPU, TOKENS_PER_BATCH, TextSpec
-from nimble_jobs.spec.text_model import TextModel, text_model
+from nimble_jobs.spec.text_model import TextModel, text_model, with_padding
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -24,9 +25,10 @@ class TextSetup:
 
     spec: TextSpec
     tokenizer: Tokenizer
-    padding: int  # the token id behind a text; the mask makes the model ignore it
+    padding: int  # the token id behind a text; the mask makes the model ignore it, or the model looks for it
     vocabulary: int  # token ids are below it
     wants_tokens: bool = False  # whether the output holds token ids
+    config: Mapping[str, Any] | None = None  # of a model that must be told its padding; None: it knows
 
     @property
     def limit(self) -> int:
@@ -44,26 +46,38 @@ class TextSetup:
         """The layout of a row in the bucket of this length."""
         return text_layout(length, vocabulary=self.vocabulary, token_types=self.tokenizer.rules.types)
 
+    def model(self, spec: ModelSpec) -> ModelSpec:
+        """The model as its rows need it: it takes for padding what they are padded with."""
+        if self.config is None:
+            return spec
+        return spec.model_copy(update={"args": with_padding(spec.args, self.config, self.padding)})
+
     def to_json(self) -> dict[str, Any]:
         """What decides the tokens, beside the spec."""
         rules = self.tokenizer.rules
-        return {
+        found = {
             "tokenizer": f"sha256:{self.tokenizer.sha256}",
             "max_length": rules.limit,
             "truncate": rules.truncate,
             "prompt": rules.prompt,
             "lower_case": rules.lower_case,
-        } | ({"token_types": True} if rules.types else {})
+        }
+        if rules.types:
+            found["token_types"] = True
+        if self.config is not None:
+            found["padding"] = self.padding
+        return found
 
 
 def set_up(spec: JobSpec) -> TextSetup:
     """Open the tokenizer that the spec or the model's folder names. Raises ModelError."""
     text = spec.input.text or TextSpec()
     source = parse_source(spec.model.source)
-    model, sentence, folder = TextModel(), None, None
+    model, sentence, folder, config = TextModel(), None, None, dict[str, Any]()
     if source.scheme == "transformers":
         folder = transformer_folder(Path(source.target))
-        model, sentence = text_model(folder, whole_config(folder)), read_folder(Path(source.target))
+        config = whole_config(folder, spec.model.args)
+        model, sentence = text_model(folder, config), read_folder(Path(source.target))
     place = Path(text.tokenizer) if text.tokenizer is not None else folder
     limit = text.max_length or (sentence.max_length if sentence is not None else None) or model.limit
     if place is None or limit is None:
@@ -81,16 +95,26 @@ def set_up(spec: JobSpec) -> TextSetup:
         vocabulary=model.vocabulary,
         types=pairs and model.tells_pairs and folder is not None and gives_token_types(place, folder),
         offsets="offsets" in spec.output.fields,
+        padding=model.padding,
+        pad_token=pad_token(place),
+        finds_end=_classifies(spec, config),
     )
     tokenizer = Tokenizer(tokenizer_json(place), rules, name=str(place))
-    padding = model.padding if model.padding is not None else tokenizer.padding
-    vocabulary = model.vocabulary or tokenizer.vocabulary
     return TextSetup(
         spec=text,
         tokenizer=tokenizer,
-        padding=padding if padding < vocabulary else 0,
-        vocabulary=vocabulary,
+        padding=tokenizer.padding,
+        vocabulary=model.vocabulary or tokenizer.vocabulary,
         wants_tokens="tokens" in spec.output.fields,
+        config=config if config and model.padding is None else None,
+    )
+
+
+def _classifies(spec: JobSpec, config: Mapping[str, Any]) -> bool:
+    """Whether the model gives each text a class. Many do so by the text's last token."""
+    names = config.get("architectures") or [""]
+    return spec.kind == "finetune" or (
+        str(names[0]).endswith("ForSequenceClassification") and not leaves_out_head(spec)
     )
 
 

@@ -46,6 +46,7 @@ class TrainTexts:
 
     epochs: TextEpochs
     names: tuple[str, ...]  # of the classes
+    setup: TextSetup
     decides: dict[str, Any]  # what decides the tokens, beside the spec
     cut: int  # texts that lost tokens
 
@@ -68,7 +69,7 @@ class TrainTexts:
         decides = texts.to_json()
         if texts.spec.buckets == "auto":  # a checkpoint counts batches, which other buckets would divide otherwise
             decides["buckets"] = [bucket.tokens for bucket in buckets]
-        return cls(epochs=epochs, names=names, decides=decides, cut=sum(each.cut for each in both))
+        return cls(epochs=epochs, names=names, setup=texts, decides=decides, cut=sum(each.cut for each in both))
 
 
 def _names(tokens: TokenSet, reader: Reader) -> tuple[str, ...]:
@@ -137,7 +138,7 @@ def prepare(spec: JobSpec, read: TrainTexts, device: torch.device, allowed_pytho
     """
     train = spec.train
     assert train is not None
-    spec = spec.model_copy(update={"model": as_classifier(spec.model, len(read.names))})
+    spec = spec.model_copy(update={"model": as_classifier(read.setup.model(spec.model), len(read.names))})
     code = code_parts(spec.model, train)
     model = begins_with(spec).model_copy(update={"dtype": "fp32"})
     module = build(model, device=str(device), allowed_python=allowed_python, new_head=True)
