@@ -166,6 +166,16 @@ def test_what_is_no_tokenizer(tmp_path: Path) -> None:
         tokenizer(tmp_path, limit=2)
 
 
+def test_a_limit_that_leaves_no_room_for_words(tmp_path: Path) -> None:
+    """The message names the smallest limit, which works. Texts alone need less room than pairs."""
+    with pytest.raises(ModelError, match=r"adds 2 tokens of its own to a text, .*; expected at least 3$"):
+        tokenizer(tmp_path, limit=2, alone=True)
+    assert tokens(tokenizer(tmp_path, limit=3, alone=True), "the cat") == [[CLS, THE, SEP]]
+    with pytest.raises(ModelError, match=r"adds 3 tokens of its own to a pair, .*; expected at least 4$"):
+        tokenizer(tmp_path, limit=3)
+    assert tokenizer(tmp_path, limit=4)([("the", "cat sat")]).cut == 1
+
+
 def test_a_folder_with_a_vocabulary_only(tmp_path: Path) -> None:
     """It is converted as transformers does."""
     pytest.importorskip("transformers")

@@ -40,6 +40,7 @@ class TokenRules:
     prompt: str = ""
     lower_case: bool = False
     vocabulary: int | None = None  # the model takes ids below it; None: unknown
+    alone: bool = False  # whether no record is a pair
     types: bool = False  # whether the model tells the two texts of a pair apart
     offsets: bool = False  # whether to tell where in the text each token lies
     padding: int | None = None  # the token id that the model takes for padding; None: it names none
@@ -94,11 +95,12 @@ class Tokenizer:
         single = not (rules.types or rules.offsets)
         self._words = Words.of(made) if single else None  # None: whole texts are given to the library
         self._trusted, self._trying = False, threading.Lock()
-        special = max(made.num_special_tokens_to_add(is_pair=pair) for pair in (False, True))
+        special = max(made.num_special_tokens_to_add(is_pair=pair) for pair in (False, not rules.alone))
         if rules.limit <= special:
             raise ModelError(
-                f"input.text.max_length: found {rules.limit}, but the tokenizer adds {special} tokens of its own; "
-                f"expected more than {special}"
+                f"input.text.max_length: found {rules.limit}, but the tokenizer adds {special} tokens of its own to "
+                f"{'a text' if rules.alone else 'a pair'}, which leaves none for the words; expected at least "
+                f"{special + 1}"
             )
         self._limited = tokenizers.Tokenizer.from_buffer(data)
         _lowered(self._limited, rules)

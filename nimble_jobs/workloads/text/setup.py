@@ -93,6 +93,7 @@ def set_up(spec: JobSpec) -> TextSetup:
         prompt=_prompt(text, sentence, spec),
         lower_case=sentence is not None and sentence.lower_case,
         vocabulary=model.vocabulary,
+        alone=not pairs,
         types=pairs and model.tells_pairs and folder is not None and gives_token_types(place, folder),
         offsets="offsets" in spec.output.fields,
         padding=model.padding,
