@@ -114,11 +114,15 @@ class Answers:
                     f"{self._place(begin)}: body.dimensions: is {dimensions}; expected at most "
                     f"{vectors.shape[1]}, the length of the model's embeddings"
                 )
+            own = rows[begin - first : end - first]
+            made = self._vectors(number, vectors[own]) if why is None else vectors[:0]
+            if not np.isfinite(made).all():
+                value = made[~np.isfinite(made)][0]
+                why = f"{self._place(begin)}: the model's embedding holds {value}; expected finite numbers"
             if why is not None:
                 refused.append(BadRecord(index=number, id=requests.custom_ids[number] or "", reason=why))
                 continue
-            own = rows[begin - first : end - first]
-            lines.append(self._line(number, vectors[own], int(counts[own].sum())))
+            lines.append(self._line(number, made, int(counts[own].sum())))
         return lines, refused
 
     def error(self, refused: BadRecord) -> dict[str, Any]:
@@ -128,7 +132,7 @@ class Answers:
         message = refused.reason.removeprefix(f"{place}: ").removesuffix(HOW_TO_CUT)
         answer: dict[str, Any] = {"id": self._id(number), "custom_id": refused.id or None}
         found = _FIELD.match(message)
-        if found is None:  # a shard that failed again and again
+        if found is None:  # a shard that failed again and again, or an embedding that is not finite
             return answer | self._answered(number, 500, _OURS, kind="server_error", field=None)
         where = found[1]
         if where in _BY_LINE:
@@ -143,14 +147,17 @@ class Answers:
         response = {"status_code": status, "request_id": self._id(number, "req"), "body": {"error": problem}}
         return {"response": response, "error": None}
 
-    def _line(self, number: int, vectors: np.ndarray, tokens: int) -> str:
-        requests = self._requests
-        dimensions = requests.dimensions[number]
+    def _vectors(self, number: int, vectors: np.ndarray) -> np.ndarray:
+        """The vectors of a request with as many features as it asks for, float32."""
+        dimensions = self._requests.dimensions[number]
         if dimensions is not None and dimensions < vectors.shape[1]:
             vectors = vectors[:, :dimensions]
             if self._normalized:
                 vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        made = np.ascontiguousarray(vectors, dtype="<f4")
+        return np.ascontiguousarray(vectors, dtype="<f4")
+
+    def _line(self, number: int, vectors: np.ndarray, tokens: int) -> str:
+        requests = self._requests
         encoded = requests.base64[number]
         data = [
             {
@@ -158,7 +165,7 @@ class Answers:
                 "index": i,
                 "embedding": base64.b64encode(row.tobytes()).decode() if encoded else row.tolist(),
             }
-            for i, row in enumerate(made)
+            for i, row in enumerate(vectors)
         ]
         body = {
             "object": "list",

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from nimble_jobs.data import BadRecord
 from nimble_jobs.data.answers import Answers, Requests
@@ -168,12 +169,25 @@ LINES: dict[str, tuple[Any, str, str | None, str]] = {
     ),
     "no body": ({**request("r", "a"), "body": None}, "body", "r", "is missing; expected an object"),
     "no model": (request("r", "a", model=None), "body.model", "r", "is missing; expected the model's name"),
+    "half a character as model": (
+        b'{"custom_id": "half", "method": "POST", "url": "/v1/embeddings", "body": {"model": "\\ud800", "input": "a"}}',
+        "body.model", "half", "holds half of a surrogate pair, which is no character",
+    ),
     "no input": (request("r", None), "body.input", "r", "is missing; expected text, a list of texts, or token ids"),
     "empty text": (request("r", ""), "body.input", "r", "is empty; expected text"),
     "no texts": (request("r", []), "body.input", "r", "is an empty list; expected at least one text or token id"),
     "one empty text": (request("r", ["a", ""]), "body.input[1]", "r", "is empty; expected text"),
     "texts and tokens": (request("r", ["a", [1]]), "body.input[1]", "r", "holds a list; expected text"),
     "tokens and texts": (request("r", [[1], "a"]), "body.input[1]", "r", 'is "a"; expected a list of token ids'),
+    "tokens and text": (request("r", [5, "a"]), "body.input[1]", "r", 'is "a"; expected a token id, as the first'),
+    "tokens and null": (request("r", [5, 6, None]), "body.input[2]", "r", "is null; expected a token id, as the first"),
+    "lists and null": (request("r", [[5], None]), "body.input[1]", "r", "is null; expected a list of token ids"),
+    "null and text": (request("r", [None, "a"]), "body.input[0]", "r", "is null; expected text, a token id, or a list"),
+    "true and tokens": (request("r", [True, 5]), "body.input[0]", "r", "is true; expected text, a token id, or a list"),
+    "a late negative token": (
+        request("r", [[3, 4], [3, 4, -1]]), "body.input[1]", "r",
+        "holds -1; expected token ids, whole numbers from 0, also for entry 2",
+    ),
     "a number": (request("r", 7), "body.input", "r", "is 7; expected text, a list of texts, or token ids"),
     "true for a token": (request("r", [[1, True]]), "body.input[0]", "r", "holds true; expected token ids"),
     "a negative token": (request("r", [3, -1]), "body.input", "r", "holds -1; expected token ids, whole numbers"),
@@ -345,6 +359,26 @@ def test_requests_are_counted_as_requests(cli: Cli, model: Path, tmp_path: Path)
     (other,) = (row["id"] for row in cli("ls", "--json").json if row["id"] != found["id"])
     words = cli("show", other).out
     assert "schedule.8 tokens: 1 text, " in words
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_an_embedding_that_is_not_finite_is_an_error(encoding: str, cli: Cli, tmp_path: Path) -> None:
+    """JSON has no NaN. The request counts as bad, and its error is the server's; the others are answered."""
+    model = write_bert(tmp_path / "bert")
+    weights = load_file(model / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"][ids_of(model, "dog")[1]] = torch.inf
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    lines = [request("a", "cat"), request("b", ["cat", "dog"], encoding_format=encoding), request("c", "mat")]
+    path = job(tmp_path, model, lines)
+    found = answers(cli, path)
+    assert [line["custom_id"] for line in found] == ["a", "c"]
+    (error,) = errors(tmp_path)
+    assert (error["custom_id"], error["error"], error["response"]["status_code"]) == ("b", None, 500)
+    assert error["response"]["body"]["error"]["type"] == "server_error"
+    answer = cli("run", str(path), "run.error_threshold=0")
+    assert answer.code == 100
+    assert "1 of 3 requests are bad" in answer.err
+    assert f"b: {tmp_path}/in.jsonl:2: the model's embedding holds nan; expected finite numbers" in answer.err
 
 
 def test_a_shard_that_fails_is_not_the_clients_fault() -> None:

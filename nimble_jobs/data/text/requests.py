@@ -196,6 +196,10 @@ def _request(found: dict[str, Any], custom_id: str) -> Request:
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise Refused("body.model", f"{_kind(model)}; expected the model's name")
+    try:
+        model = text_of(model)
+    except Unreadable as e:
+        raise Refused("body.model", str(e)) from e
     encoding = body.get("encoding_format")
     if encoding not in (None, "float", "base64"):
         raise Refused("body.encoding_format", f"{_kind(encoding)}; expected float or base64")
@@ -221,13 +225,19 @@ def _inputs(value: Any) -> list[Text]:
         raise Refused("body.input", f"{_kind(value)}; expected text, a list of texts, or token ids")
     if not value:
         raise Refused("body.input", "is an empty list; expected at least one text or token id")
-    if all(type(item) is int for item in value):
+    first = value[0]
+    if type(first) is int:
+        for i, item in enumerate(value):
+            if type(item) is not int:
+                raise Refused(f"body.input[{i}]", f"{_entry(item)}; expected a token id, as the first entry is one")
         return [_tokens(value, "")]
     if len(value) > MOST_INPUTS:
         raise Refused("body.input", f"has {len(value)} entries; expected at most {MOST_INPUTS}")
-    if isinstance(value[0], str):
+    if isinstance(first, str):
         return [_text(item, f"[{i}]") for i, item in enumerate(value)]
-    return [_tokens(item, f"[{i}]") for i, item in enumerate(value)]
+    if isinstance(first, list):
+        return [_tokens(item, f"[{i}]") for i, item in enumerate(value)]
+    raise Refused("body.input[0]", f"{_entry(first)}; expected text, a token id, or a list of token ids")
 
 
 def _text(value: Any, which: str) -> str:
@@ -244,13 +254,17 @@ def _text(value: Any, which: str) -> str:
 def _tokens(value: Any, which: str) -> TokenIds:
     where = f"body.input{which}"
     if not isinstance(value, list):
-        raise Refused(where, f"{_kind(value)}; expected a list of token ids, like the first entry")
+        raise Refused(where, f"{_entry(value)}; expected a list of token ids, like the first entry")
     if not value:
         raise Refused(where, "is an empty list; expected at least one token id")
-    for item in value:
+    for i, item in enumerate(value):
         if type(item) is not int or not 0 <= item < 2**31:
-            raise Refused(where, f"holds {_shown(item)}; expected token ids, whole numbers from 0")
+            raise Refused(where, f"holds {_shown(item)}; expected token ids, whole numbers from 0, also for entry {i}")
     return TokenIds(tuple(value))
+
+
+def _entry(value: Any) -> str:
+    return "is null" if value is None else _kind(value)
 
 
 def _kind(value: Any) -> str:
