@@ -116,9 +116,10 @@ def _class_of(config: Any, transformers: Any) -> Any:
 def _encoder_of(config: Any, transformers: Any) -> Any:
     """The bare model, or of a model with a decoder the encoder alone."""
     bare = _bare(config, transformers)
-    if not config.is_encoder_decoder:
+    alone = bare.__name__.removesuffix("Model") + "EncoderModel"
+    if not config.is_encoder_decoder and alone not in (config.architectures or []):  # T5's saved encoder has no decoder
         return bare
-    encoder = _named(bare.__name__.removesuffix("Model") + "EncoderModel", config, transformers)
+    encoder = _named(alone, config, transformers)
     if encoder is None:
         raise ModelError(
             f"output.pooling: {config.model_type!r} has an encoder and a decoder, and transformers cannot load its "

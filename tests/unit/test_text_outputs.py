@@ -15,7 +15,7 @@ import torch
 from nimble_jobs.models.build import build
 from nimble_jobs.spec.model import ModelSpec
 from tests.cli import Answer, Cli
-from tests.text_models import TEXTS, rewrite, seeded, write_bert, write_sentence_model
+from tests.text_models import TEXTS, rewrite, seeded, write_bert, write_sentence_model, write_tokenizer
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
@@ -126,6 +126,23 @@ def test_embeddings_of_a_checkpoint_without_a_pooler(cls: str, cli: Cli, tmp_pat
     answer = cli("run", str(job(tmp_path, ["embedding", "pooler_output"], pooling="mean")))
     assert answer.code == 100
     assert "the model returns no 'pooler_output'" in answer.err
+
+
+@pytest.mark.parametrize("kind", ["T5", "UMT5", "MT5"])
+def test_embeddings_of_an_encoder_that_was_saved_alone(kind: str, cli: Cli, tmp_path: Path) -> None:
+    """Its folder names the encoder's class, and may say that there is no decoder."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    torch.manual_seed(0)
+    made = getattr(transformers, f"{kind}Config")(vocab_size=40, **sizes)
+    getattr(transformers, f"{kind}EncoderModel")(made).save_pretrained(tmp_path / "m")
+    rewrite(tmp_path / "m" / "config.json", is_encoder_decoder=False)
+    write_tokenizer(tmp_path / "m")
+    encoder = getattr(transformers, f"{kind}EncoderModel").from_pretrained(tmp_path / "m").eval()
+    for row, text in zip(run(cli, job(tmp_path, ["id", "embedding"], pooling="mean")), TEXTS, strict=True):
+        with torch.no_grad():
+            expected = encoder(torch.tensor([encoded(tmp_path, text).ids])).last_hidden_state[0].mean(dim=0)
+        close(row["embedding"], expected.numpy())
 
 
 def test_weights_that_are_missing_elsewhere_are_refused(cli: Cli, tmp_path: Path) -> None:
