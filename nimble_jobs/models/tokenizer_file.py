@@ -10,6 +10,7 @@ from typing import Any
 
 from nimble_jobs.errors import ModelError, first_line
 from nimble_jobs.models.identity import existing, missing_package
+from nimble_jobs.models.tokenizer_settings import overruled
 from nimble_jobs.regular import read_regular
 from nimble_jobs.spec.text_model import read_json
 
@@ -17,28 +18,21 @@ FILE = "tokenizer.json"
 _LARGEST = 256 << 20  # bytes
 
 
-def tokenizer_json(place: Path) -> bytes:
-    """The tokenizer.json at `place`, a file or a folder. A folder with vocabulary files only is converted.
+def tokenizer_json(place: Path, model: Path | None = None) -> bytes:
+    """The tokenizer.json at `place`, a file or a folder. A folder with vocabulary files only is converted, and so is
+    one whose tokenizer_config.json says something else, as transformers does it.
 
-    No code of the folder runs, and nothing is downloaded. Raises ModelError.
+    `model` is the folder of the model, whose configuration tells the kind of tokenizer if its own folder does not. No
+    code of the folder runs, and nothing is downloaded. Raises ModelError.
     """
     path = place if place.is_file() else place / FILE
     if path.exists():
         data = read_regular(existing(path))
         if len(data) > _LARGEST:
             raise ModelError(f"{path}: has {len(data)} bytes; expected a tokenizer")
-        return data
-    return _converted(place)
-
-
-def pad_token(place: Path) -> str | None:
-    """The token for padding that the files of a tokenizer's folder name; None if they name none."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        found = read_json(place / name).get("pad_token")
-        found = found.get("content") if isinstance(found, dict) else found
-        if isinstance(found, str):
-            return found
-    return None
+        if place == path or not overruled(data, place):
+            return data
+    return _converted(place, model)
 
 
 def gives_token_types(place: Path, model: Path) -> bool:
@@ -58,10 +52,10 @@ def gives_token_types(place: Path, model: Path) -> bool:
     return "token_type_ids" in named
 
 
-def _converted(folder: Path) -> bytes:
+def _converted(folder: Path, model: Path | None) -> bytes:
     if not folder.is_dir():
         raise ModelError(f"{folder}: no such tokenizer; expected a {FILE}, or a folder with one")
-    made = _opened(folder)
+    made = _opened(folder, None if (folder / "config.json").exists() else model)
     if not getattr(made, "is_fast", False):
         raise ModelError(f"{folder}: its tokenizer is written in Python; expected one that can be saved as {FILE}")
     text = made.backend_tokenizer.to_str()

@@ -71,8 +71,8 @@ class TextSpec(Frozen):
     )
     truncate: Literal["end", "start", "error"] | None = Field(
         default=None,
-        description="What becomes of a text that is too long: its end or start is cut, or (error) it is a bad record. "
-        "Default: end; openai-batch: error.",
+        description="Which end of a text that is too long is cut, or error: it is a bad record. Default: as the "
+        "tokenizer says; openai-batch: error.",
     )
     prompt: str | None = Field(
         default=None,

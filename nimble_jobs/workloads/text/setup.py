@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nimble_jobs.data.text.fixed import FixedRows
 from nimble_jobs.data.text.tokenizer import Tokenizer, TokenRules
 from nimble_jobs.errors import ModelError
-from nimble_jobs.models.tokenizer_file import gives_token_types, pad_token, tokenizer_json, whole_config
+from nimble_jobs.models.tokenizer_file import gives_token_types, tokenizer_json, whole_config
+from nimble_jobs.models.tokenizer_settings import cuts_start, pad_token
 from nimble_jobs.packing import Layout, text_layout
 from nimble_jobs.sentence import SentenceFolder, problem_of_prompt, prompt_of, read_folder, transformer_folder
 from nimble_jobs.spec import JobSpec, ModelSpec, parse_source
@@ -87,9 +88,10 @@ def set_up(spec: JobSpec) -> TextSetup:
     if model.positions is not None and limit > model.positions:
         limit = model.positions  # settings of the folder may promise more than the model has
     pairs = isinstance(spec.input.fields.x, tuple)
+    data = tokenizer_json(place, folder)
     rules = TokenRules(
         limit=limit,
-        truncate=text.truncate or ("error" if spec.input.format == "openai-batch" else "end"),
+        truncate=text.truncate or _truncation(spec, data, place),
         prompt=_prompt(text, sentence, spec),
         lower_case=sentence is not None and sentence.lower_case,
         vocabulary=model.vocabulary,
@@ -100,7 +102,7 @@ def set_up(spec: JobSpec) -> TextSetup:
         pad_token=pad_token(place),
         finds_end=_classifies(spec, config),
     )
-    tokenizer = Tokenizer(tokenizer_json(place), rules, name=str(place))
+    tokenizer = Tokenizer(data, rules, name=str(place))
     return TextSetup(
         spec=text,
         tokenizer=tokenizer,
@@ -109,6 +111,13 @@ def set_up(spec: JobSpec) -> TextSetup:
         wants_tokens="tokens" in spec.output.fields,
         config=config if config and model.padding is None else None,
     )
+
+
+def _truncation(spec: JobSpec, data: bytes, place: Path) -> Literal["end", "start", "error"]:
+    """What becomes of a text that is too long, if the spec does not say."""
+    if spec.input.format == "openai-batch":
+        return "error"
+    return "start" if cuts_start(data, place) else "end"
 
 
 def _classifies(spec: JobSpec, config: Mapping[str, Any]) -> bool:
