@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,6 @@ from nimble_jobs.models.identity import missing_package, opened
 from nimble_jobs.models.source import source_of
 from nimble_jobs.sentence import transformer_folder
 from nimble_jobs.spec.model import ModelSpec
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tokenizer.model",
-)
 
 
 def as_classifier(spec: ModelSpec, classes: int) -> ModelSpec:
@@ -47,25 +33,23 @@ def as_classifier(spec: ModelSpec, classes: int) -> ModelSpec:
     return spec.model_copy(update={"args": {**spec.args, "architectures": [name], "num_labels": classes}})
 
 
-def write_config(spec: ModelSpec, folder: Path, names: Sequence[str]) -> list[str]:
-    """Write config.json and the tokenizer's files beside published weights, so that transformers can load the folder.
+def write_config(spec: ModelSpec, folder: Path, names: Sequence[str]) -> str:
+    """Write config.json beside published weights, so that transformers can load the folder.
 
-    `spec` is what `as_classifier` made, and `names` are those of the classes. Returns the names of the files.
+    `spec` is what `as_classifier` made, and `names` are those of the classes. Returns the name of the file.
     """
-    source = transformer_folder(Path(source_of(spec).target))
+    own = _config(spec)
     args = {name: value for name, value in spec.args.items() if name != "num_labels"}
-    config: dict[str, Any] = {**_config(spec), **args, "problem_type": "single_label_classification"}
+    for name, value in args.items():
+        if isinstance(value, dict) and isinstance(own.get(name), dict):  # as transformers takes them
+            args[name] = own[name] | value
+    config: dict[str, Any] = {**own, **args, "problem_type": "single_label_classification"}
     config["id2label"] = {str(number): name for number, name in enumerate(names)}
     config["label2id"] = {name: number for number, name in enumerate(names)}
     config["dtype"] = "float32"  # of the weights, whatever the training computed in
     config.pop("torch_dtype", None)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-    written = ["config.json"]
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
-            written.append(name)
-    return written
+    return "config.json"
 
 
 def _config(spec: ModelSpec) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def overruled(data: bytes, folder: Path) -> bool:
     return _normalizes_otherwise(list(_pieces(_part(text, "normalizer"))), settings)
 
 
-def pad_token(folder: Path) -> str | None:
+def named_padding(folder: Path) -> str | None:
     """The token for padding that the files of a tokenizer's folder name; None if they name none."""
     for name in (CONFIG, "special_tokens_map.json"):
         found = read_json(folder / name).get("pad_token")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,10 +86,7 @@ def read_folder(folder: Path) -> SentenceFolder | None:
     pooling, left_out = None, None
     if not problems:
         pooling, left_out = _pooling(folder, entries, problems)
-    prompts = _prompts(overall, path)
-    default = typed(overall, "default_prompt_name", str, None, path)
-    if default is not None and default not in prompts:
-        raise ModelError(f"{path}: default_prompt_name: there is no prompt {default!r}; expected one of prompts")
+    prompts, default = _prompts(overall, path)
     return SentenceFolder(
         transformer=transformer,
         pooling=None if problems else pooling,
@@ -99,6 +98,22 @@ def read_folder(folder: Path) -> SentenceFolder | None:
         prompt_left_out=left_out,
         similarity=typed(overall, "similarity_fn_name", str, None, path),
     )
+
+
+def read_texts_of(folder: Path) -> SentenceFolder | None:
+    """As `read_folder`; of a folder without a modules.json, such as a classifier's, the prompts alone."""
+    path = folder / _SETTINGS
+    if is_folder(folder) or not os.path.isfile(path):  # noqa: PTH113 - Path raises for odd names
+        return read_folder(folder)
+    prompts, default = _prompts(read_mapping(path), path)
+    return SentenceFolder(transformer=folder, pooling=None, prompts=prompts, default_prompt=default)
+
+
+def write_prompt(folder: Path, prompt: str) -> str:
+    """Make this the default prompt of a model's folder. Returns the name of the file."""
+    settings = {"prompts": {"default": prompt}, "default_prompt_name": "default"}
+    (folder / _SETTINGS).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    return _SETTINGS
 
 
 def resolve(folder: Path | None, mode: str | None, normalize: bool | None) -> Pooling:
@@ -250,9 +265,13 @@ def _max_length(transformer: Path, settings: dict[str, Any], own: Path) -> int |
     return said
 
 
-def _prompts(overall: dict[str, Any], path: Path) -> dict[str, str]:
+def _prompts(overall: dict[str, Any], path: Path) -> tuple[dict[str, str], str | None]:
+    """The prompts by name, and the name of the default one."""
     prompts = typed(overall, "prompts", dict, {}, path)
     for name, prompt in prompts.items():
         if prompt is not None and not isinstance(prompt, str):
             raise ModelError(f"{path}: prompts.{name}: found {prompt!r}; expected text")
-    return {name: prompt or "" for name, prompt in prompts.items()}
+    default = typed(overall, "default_prompt_name", str, None, path)
+    if default is not None and default not in prompts:
+        raise ModelError(f"{path}: default_prompt_name: there is no prompt {default!r}; expected one of prompts")
+    return {name: prompt or "" for name, prompt in prompts.items()}, default

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nimble_jobs.errors import ModelError
-from nimble_jobs.sentence import problem_of_prompt, prompt_of, read_folder
+from nimble_jobs.sentence import problem_of_prompt, prompt_of, read_texts_of
 from nimble_jobs.spec.findings import Finding, Rule, register, worded
 from nimble_jobs.spec.formats import RECORDS, TEXTS, either
 from nimble_jobs.spec.model import JobSpec
@@ -68,7 +68,7 @@ def check_files(spec: JobSpec) -> Iterator[Finding]:
     if source.scheme != "transformers" or (text.prompt_name is not None and text.prompt is not None):
         return
     try:
-        found = read_folder(Path(source.target))
+        found = read_texts_of(Path(source.target))
     except ModelError:  # another check reports it
         return
     prompt = prompt_of(found, text.prompt, text.prompt_name, alone=len(spec.input.fields.columns) == 1)

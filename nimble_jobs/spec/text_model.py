@@ -33,6 +33,7 @@ class TextModel:
     usual: int | None = None  # most tokens that its tokenizer or sentence-transformers gives it; at most `positions`
     vocabulary: int | None = None  # token ids are below it
     padding: int | None = None  # the token id that it takes for padding, if it has a token of this id
+    counts_from_padding: bool = False  # whether positions begin behind the padding's id
     token_types: int | None = None  # kinds of tokens that it tells apart
 
     @property
@@ -80,6 +81,7 @@ def text_model(folder: Path, config: Mapping[str, Any] | None = None) -> TextMod
         usual=min(known, default=None),
         vocabulary=vocabulary,
         padding=_padding(config, vocabulary),
+        counts_from_padding=kind in _SHIFTED,
         token_types=_count(config.get("type_vocab_size")),
     )
 

@@ -152,6 +152,19 @@ def test_a_model_with_a_configuration_of_its_texts(store: Store, tmp_path: Path)
     assert worst(np.stack(list(found.values())), alone(model, TEXTS)) < 1e-5
 
 
+def test_a_model_that_counts_places_from_its_padding_is_told_nothing(store: Store, tmp_path: Path) -> None:
+    """RoBERTa's positions begin behind the padding's id, which therefore stays as it is."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    made = transformers.RobertaConfig(
+        vocab_size=40, max_position_embeddings=66, pad_token_id=-1, initializer_range=0.5, num_labels=3, **sizes
+    )
+    torch.manual_seed(0)
+    transformers.RobertaForSequenceClassification(made).save_pretrained(tmp_path / "m")
+    write_words(tmp_path / "m", ends=True)
+    found = scored(store, tmp_path, tmp_path / "m", TEXTS)
+    assert worst(np.stack(list(found.values())), alone(tmp_path / "m", TEXTS)) < 1e-5
+
+
 @pytest.mark.parametrize("padding", [None, 64])
 def test_a_published_classifier_finds_the_ends_of_texts(padding: int | None, tmp_path: Path) -> None:
     """It says what its rows were padded with, so transformers classifies padded batches as single texts."""

@@ -112,6 +112,19 @@ class Tokenizer:
             self._limited.enable_truncation(rules.limit, strategy="longest_first", direction=direction)
 
     @property
+    def pad_token(self) -> str | None:
+        """The special token that stands for padding; None if the padding's id has none."""
+        named = self.rules.pad_token
+        if named is not None and self._whole.token_to_id(named) == self.padding:
+            return named
+        token = self._whole.get_added_tokens_decoder().get(self.padding)
+        return str(token) if token is not None and token.special else None
+
+    def to_json(self) -> bytes:
+        """The bytes of a tokenizer.json that makes the same tokens, without a limit, and lower case by itself."""
+        return bytes(self._whole.to_str(), "utf-8")
+
+    @property
     def piece(self) -> int:
         """How many records it is best given at once: more if it meets the same words again."""
         return _PIECE if self._words is None else _PIECE_OF_WORDS

@@ -11,9 +11,9 @@ from nimble_jobs.data.text.fixed import FixedRows
 from nimble_jobs.data.text.tokenizer import Tokenizer, TokenRules
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.tokenizer_file import gives_token_types, tokenizer_json, whole_config
-from nimble_jobs.models.tokenizer_settings import cuts_start, pad_token
+from nimble_jobs.models.tokenizer_settings import cuts_start, named_padding
 from nimble_jobs.packing import Layout, text_layout
-from nimble_jobs.sentence import SentenceFolder, problem_of_prompt, prompt_of, read_folder, transformer_folder
+from nimble_jobs.sentence import SentenceFolder, problem_of_prompt, prompt_of, read_texts_of, transformer_folder
 from nimble_jobs.spec import JobSpec, ModelSpec, parse_source
 from nimble_jobs.spec.pooling_rules import leaves_out_head, pools
 from nimble_jobs.spec.text import TOKENS_ON_CPU, TOKENS_PER_BATCH, TextSpec
@@ -28,6 +28,8 @@ class TextSetup:
     tokenizer: Tokenizer
     padding: int  # the token id behind a text; the mask makes the model ignore it, or the model looks for it
     vocabulary: int  # token ids are below it
+    place: Path  # of the tokenizer, a file or a folder
+    of_model: bool  # whether that is the model's own folder
     wants_tokens: bool = False  # whether the output holds token ids
     config: Mapping[str, Any] | None = None  # of a model that must be told its padding; None: it knows
 
@@ -78,7 +80,7 @@ def set_up(spec: JobSpec) -> TextSetup:
     if source.scheme == "transformers":
         folder = transformer_folder(Path(source.target))
         config = whole_config(folder, spec.model.args)
-        model, sentence = text_model(folder, config), read_folder(Path(source.target))
+        model, sentence = text_model(folder, config), read_texts_of(Path(source.target))
     place = Path(text.tokenizer) if text.tokenizer is not None else folder
     limit = text.max_length or (sentence.max_length if sentence is not None else None) or model.limit
     if place is None or limit is None:
@@ -98,8 +100,9 @@ def set_up(spec: JobSpec) -> TextSetup:
         alone=not pairs,
         types=pairs and model.tells_pairs and folder is not None and gives_token_types(place, folder),
         offsets="offsets" in spec.output.fields,
-        padding=model.padding,
-        pad_token=pad_token(place),
+        # A training with another tokenizer makes a model for it, so what the model knew of padding does not count.
+        padding=model.padding if spec.kind == "score" or place == folder or model.counts_from_padding else None,
+        pad_token=named_padding(place),
         finds_end=_classifies(spec, config),
     )
     tokenizer = Tokenizer(data, rules, name=str(place))
@@ -108,8 +111,10 @@ def set_up(spec: JobSpec) -> TextSetup:
         tokenizer=tokenizer,
         padding=tokenizer.padding,
         vocabulary=model.vocabulary or tokenizer.vocabulary,
+        place=place,
+        of_model=place == folder,
         wants_tokens="tokens" in spec.output.fields,
-        config=config if config and model.padding is None else None,
+        config=config if config and tokenizer.padding != model.padding and not model.counts_from_padding else None,
     )
 
 

@@ -23,6 +23,7 @@ from nimble_jobs.planner.keys.switches import as_in_training
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.score import already_published
 from nimble_jobs.workloads.telling import tell_weights
+from nimble_jobs.workloads.text.publish import write_tokenizer
 from nimble_jobs.workloads.training.attempt import Ready, prepared, train
 from nimble_jobs.workloads.training.batches.together import Share
 from nimble_jobs.workloads.training.gathering import started
@@ -148,9 +149,10 @@ def _publish(session: Session, ready: Setup, progress: Progress, steps: Steps, f
         context.event("best", text.format_map(progress.best), progress.best)
     for name in files:
         staging.file(name)
-    if ready.names:
-        folder = staging.file(MODEL).parent
-        for name in through(lambda: write_config(ready.spec.model, folder, ready.names)):
+    if session.texts is not None:
+        folder, texts = staging.file(MODEL).parent, session.texts
+        staging.file(through(lambda: write_config(ready.spec.model, folder, ready.names)))
+        for name in through(lambda: write_tokenizer(texts.setup, folder)):
             staging.file(name)
     if curves.available():
         last = progress.epochs[-1]
