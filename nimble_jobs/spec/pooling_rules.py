@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from nimble_jobs.errors import ModelError
 from nimble_jobs.sentence import is_folder, read_folder
@@ -30,6 +31,13 @@ def pools(spec: JobSpec) -> bool:
 def leaves_out_head(spec: JobSpec) -> bool:
     """Whether the model runs without the head that its config.json names."""
     return pools(spec) and parse_source(spec.model.source).scheme == "transformers"
+
+
+def classifies(spec: JobSpec, config: Mapping[str, Any]) -> bool:
+    """Whether a model with this configuration gives each text a class."""
+    names = config.get("architectures")
+    named = str(names[0]) if isinstance(names, list) and names else ""
+    return spec.kind == "finetune" or (named.endswith("ForSequenceClassification") and not leaves_out_head(spec))
 
 
 @rule("output.pooling", "output.normalize", "output.fields", "input.format", "input.fields.x", "kind")

@@ -23,6 +23,14 @@ _SHIFTED = frozenset(
 )
 # Their positions are relative or computed, so `max_position_embeddings` is no limit, if they have it at all.
 _RELATIVE = frozenset({"t5", "mt5", "umt5", "xlnet"})
+# What they make of a text depends on how many tokens of padding stand behind it, whatever the mask says: they mix
+# neighbours or pool places, hash, take landmarks, or know no mask. Reformer's hashes are random as well. MRA takes the
+# row in blocks, and without a kernel from a hub transformers gives it no attention at all.
+_FEEL_PADDING = frozenset(
+    {"canine", "convbert", "fnet", "funnel", "mobilebert", "mra", "nystromformer", "reformer", "yoso"}
+)
+_SUMMARIES = {"xlnet": "last", "xlm": "first", "flaubert": "first"}  # which token they classify by, if they do not say
+_ALIKE = "a model that gives a padded text the result of the text alone, such as BERT"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +92,29 @@ def text_model(folder: Path, config: Mapping[str, Any] | None = None) -> TextMod
         counts_from_padding=kind in _SHIFTED,
         token_types=_count(config.get("type_vocab_size")),
     )
+
+
+def problem_of_padding(config: Mapping[str, Any], *, classifies: bool, limit: int | None) -> tuple[str, str] | None:
+    """Why padding would change what a model makes of a text, and what is expected instead; None if it would not.
+
+    `classifies`: whether texts get classes; `limit`: most tokens of a text.
+    """
+    kind = str(config.get("model_type"))
+    found = f"found a model of type {kind}"
+    if kind in _FEEL_PADDING and not (kind == "mobilebert" and config.get("trigram_input") is False):
+        return f"{found}, whose results depend on how far a text is padded", _ALIKE
+    if classifies and kind in _SUMMARIES:
+        summary = config.get("summary_type", _SUMMARIES[kind])
+        if summary != "first":
+            return f"{found} with summary_type {summary}, which takes padding for a part of the text", _ALIKE
+    if kind == "big_bird" and config.get("attention_type", "block_sparse") == "block_sparse":
+        sizes = {"block_size": 64, "num_random_blocks": 3}
+        size, chance = (config[n] if type(config.get(n)) is int else default for n, default in sizes.items())
+        whole = (5 + 2 * chance) * size  # transformers attends to everything up to this length
+        if limit is not None and limit > whole:
+            problem = f"{found} and up to {limit} tokens, where sparse attention depends on how far a text is padded"
+            return problem, f"input.text.max_length up to {whole}, or model.args: {{attention_type: original_full}}"
+    return None
 
 
 def with_padding(args: Mapping[str, Any], config: Mapping[str, Any], padding: int) -> dict[str, Any]:

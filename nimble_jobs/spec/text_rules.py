@@ -12,7 +12,8 @@ from nimble_jobs.spec.findings import Finding, Rule, register
 from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import parse_source
-from nimble_jobs.spec.text_model import text_model
+from nimble_jobs.spec.pooling_rules import classifies
+from nimble_jobs.spec.text_model import problem_of_padding, read_json, text_model
 from nimble_jobs.spec.transform import TransformSpec
 from nimble_jobs.spec.units import show
 
@@ -162,10 +163,15 @@ def _of_the_model(spec: JobSpec) -> Iterator[Finding]:
 
 
 def check_files(spec: JobSpec) -> Iterator[Finding]:
-    """Report a tokenizer that does not exist."""
+    """Report a tokenizer that does not exist, and a model that padding would disturb."""
     if spec.input.format not in TEXTS:
         return
     source, text = parse_source(spec.model.source), spec.input.text
+    if source.scheme == "transformers":
+        config = {**read_json(_folder(source.target) / "config.json"), **spec.model.args}
+        limit = (text.max_length if text is not None else None) or text_model(Path(source.target)).limit
+        if problem := problem_of_padding(config, classifies=classifies(spec, config), limit=limit):
+            yield Finding("model.source", *problem)
     if text is not None and text.tokenizer is not None:
         yield from _tokenizer("input.text.tokenizer", text.tokenizer)
     elif source.scheme == "transformers" and os.path.isdir(source.target):  # noqa: PTH112 - Path raises for odd names

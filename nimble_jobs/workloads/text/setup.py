@@ -15,9 +15,9 @@ from nimble_jobs.models.tokenizer_settings import cuts_start, named_padding
 from nimble_jobs.packing import Layout, text_layout
 from nimble_jobs.sentence import SentenceFolder, problem_of_prompt, prompt_of, read_texts_of, transformer_folder
 from nimble_jobs.spec import JobSpec, ModelSpec, parse_source
-from nimble_jobs.spec.pooling_rules import leaves_out_head, pools
+from nimble_jobs.spec.pooling_rules import classifies, pools
 from nimble_jobs.spec.text import TOKENS_ON_CPU, TOKENS_PER_BATCH, TextSpec
-from nimble_jobs.spec.text_model import TextModel, text_model, with_padding
+from nimble_jobs.spec.text_model import TextModel, problem_of_padding, text_model, with_padding
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,6 +89,8 @@ def set_up(spec: JobSpec) -> TextSetup:
         raise ModelError("input.text.max_length: missing, and the model does not say how many tokens it takes")
     if model.positions is not None and limit > model.positions:
         limit = model.positions  # settings of the folder may promise more than the model has
+    if problem := problem_of_padding(config, classifies=classifies(spec, config), limit=limit):
+        raise ModelError(f"model.source: {problem[0]}; expected {problem[1]}")
     pairs = isinstance(spec.input.fields.x, tuple)
     data = tokenizer_json(place, folder)
     rules = TokenRules(
@@ -103,7 +105,7 @@ def set_up(spec: JobSpec) -> TextSetup:
         # A training with another tokenizer makes a model for it, so what the model knew of padding does not count.
         padding=model.padding if spec.kind == "score" or place == folder or model.counts_from_padding else None,
         pad_token=named_padding(place),
-        finds_end=_classifies(spec, config),
+        finds_end=classifies(spec, config),
     )
     tokenizer = Tokenizer(data, rules, name=str(place))
     return TextSetup(
@@ -123,14 +125,6 @@ def _truncation(spec: JobSpec, data: bytes, place: Path) -> Literal["end", "star
     if spec.input.format == "openai-batch":
         return "error"
     return "start" if cuts_start(data, place) else "end"
-
-
-def _classifies(spec: JobSpec, config: Mapping[str, Any]) -> bool:
-    """Whether the model gives each text a class. Many do so by the text's last token."""
-    names = config.get("architectures") or [""]
-    return spec.kind == "finetune" or (
-        str(names[0]).endswith("ForSequenceClassification") and not leaves_out_head(spec)
-    )
 
 
 class ColumnOfText:
