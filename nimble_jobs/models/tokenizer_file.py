@@ -75,7 +75,11 @@ def _opened(folder: Path, model: Path | None = None) -> Any:
     level = logging.getLogger("transformers").level
     given: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        config = {} if model is None else {"config": transformers.AutoConfig.from_pretrained(model, **given)}
+        config: dict[str, Any] = {}
+        if model is not None:
+            config["config"] = transformers.AutoConfig.from_pretrained(model, **given)
+        elif not (folder / "config.json").exists():  # then the class that tokenizer_config.json names decides
+            config["config"] = transformers.PreTrainedConfig()
         return transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, **config, **given)
     except Exception as e:  # whatever the library raises for files that it does not like
         raise ModelError(f"{folder}: its tokenizer cannot be read: {first_line(e)}; expected a {FILE}") from e

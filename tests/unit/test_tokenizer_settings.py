@@ -92,6 +92,18 @@ def test_without_a_file_of_settings_the_class_has_defaults(tmp_path: Path) -> No
     same(tmp_path)
 
 
+def test_a_folder_of_a_tokenizer_alone(tmp_path: Path) -> None:
+    """Its own class decides, whatever the model is; or the model's kind, if it names none."""
+    whole, other = tmp_path / "whole", tmp_path / "other"
+    for folder in (whole, other):
+        folder.mkdir()
+        write_wordpiece(folder, {"tokenizer_class": "BertTokenizer", **NAMES, "do_lower_case": True}, lowercase=False)
+    (other / "config.json").unlink()
+    assert tokenizer_json(other) == tokenizer_json(whole) != (whole / "tokenizer.json").read_bytes()
+    rewrite(other / "tokenizer_config.json", tokenizer_class=None)
+    assert tokenizer_json(other, whole) == tokenizer_json(whole)
+
+
 @pytest.mark.parametrize("named", ["PreTrainedTokenizerFast", "TokenizersBackend"])
 def test_a_class_without_settings_takes_the_file_as_it_is(named: str, tmp_path: Path) -> None:
     write_wordpiece(tmp_path, {"tokenizer_class": named, "do_lower_case": True}, lowercase=False)
