@@ -79,7 +79,7 @@ def _opened(folder: Path, model: Path | None = None) -> Any:
         if model is not None:
             config["config"] = transformers.AutoConfig.from_pretrained(model, **given)
         elif not (folder / "config.json").exists():  # then the class that tokenizer_config.json names decides
-            config["config"] = transformers.PreTrainedConfig()
+            config["config"] = transformers.PretrainedConfig()
         return transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, **config, **given)
     except Exception as e:  # whatever the library raises for files that it does not like
         raise ModelError(f"{folder}: its tokenizer cannot be read: {first_line(e)}; expected a {FILE}") from e
