@@ -57,7 +57,7 @@ def asked(
     column = ColumnOfText(spec)
     with open_reader(spec.input, tokens=column) as reader:
         device = devices.resolve(spec.run.device)
-        return request_of(spec, reader, device, column, allowed_python, memory_bytes), device
+        return request_of(spec, reader, device, allowed_python, memory_bytes, column=column), device
 
 
 def asked_each(
@@ -71,7 +71,7 @@ def asked_each(
     column = ColumnOfText(spec)
     with open_reader(spec.input, tokens=column) as reader:
         device = devices.resolve(spec.run.device)
-        request = request_of(spec, reader, device, column, allowed_python, memory_bytes)
+        request = request_of(spec, reader, device, allowed_python, memory_bytes, column=column)
         if spec.input.format not in TEXTS:
             return Asked(requests=(request,), device=device, texts=None)
         plan = plan_of(reader, set_up(spec), request, fields=spec.output.fields, device=device, store=store)

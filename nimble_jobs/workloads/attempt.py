@@ -52,8 +52,8 @@ class Attempt:
     def request(self) -> Request:
         """What the job asks of the planner; if its records are texts, all but the shape of a batch."""
         context = self.context
-        given = (self.reader, self.device, self.column)
-        return request_of(context.spec, *given, context.allowed_python, context.memory_bytes)
+        given = (self.reader, self.device, context.allowed_python, context.memory_bytes)
+        return request_of(context.spec, *given, column=self.column)
 
 
 def opened(context: JobContext, work: only_new.Work | None, column: ColumnOfText) -> Reader:

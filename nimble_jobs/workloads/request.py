@@ -18,9 +18,10 @@ def request_of(
     spec: JobSpec,
     reader: Reader,
     device: torch.device,
-    column: ColumnOfText,
     allowed_python: tuple[Path, ...] = (),
     memory_bytes: int | None = None,
+    *,
+    column: ColumnOfText | None = None,
 ) -> Request:
     """What the job asks of the planner; if its records are texts, all but the model's padding and a batch's shape.
 
@@ -28,7 +29,7 @@ def request_of(
     """
     pooling = pooling_of(spec)
     return Request(
-        model=spec.model if column.setup is None else column.setup.model(spec.model),
+        model=spec.model if column is None or column.setup is None else column.setup.model(spec.model),
         shape=reader.signature.shape,
         dtype=reader.signature.dtype,
         batch_size=spec.input.batch_size,
