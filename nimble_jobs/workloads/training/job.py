@@ -120,6 +120,12 @@ def _begin(session: Session, state: State, kept: Checkpoint | None) -> tuple[Che
                 raise
             kept = session.search.run()
     tell_weights(session.context, setup.begins_with(session.spec))
+    if left_out := session.search.parts.get("left_out"):
+        text = (
+            f"{left_out} record is left out of each epoch, another one each time: the last batch would hold no other, "
+            "and statistics over a batch need two"
+        )
+        session.context.event("left-out", text, {"records": left_out})
     seed_random(session.spec.model.seed, session.device)
     return None, Progress(), Steps()
 

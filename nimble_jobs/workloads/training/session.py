@@ -17,6 +17,7 @@ from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads.basis import as_asked, basis_parts, digest
 from nimble_jobs.workloads.context import JobContext
+from nimble_jobs.workloads.training.batches.epochs import Sampler
 from nimble_jobs.workloads.training.batches.intake import Data
 from nimble_jobs.workloads.training.keep.checkpoint import Checkpoints
 from nimble_jobs.workloads.training.keep.resume import Search
@@ -107,6 +108,8 @@ def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
         parts = basis_parts(spec, data.reader, data.held_out, decode=decode)
         if reading.texts is not None:
             parts["texts"] = reading.texts.decides
+        elif left_out := Sampler.of(spec, data.reader.total).left_out:
+            parts["left_out"] = left_out  # of each epoch
         if spec.run.gpus != 1:
             parts["ranks"] = spec.run.gpus  # how batches are divided
         basis = digest(parts)

@@ -29,16 +29,25 @@ _NEAR = 2  # lots before its end, a segment has asked for all that it will read
 class Sampler:
     """Batches of shuffled records, the same for equal seed, epoch and number of records.
 
-    `last_batch` says what happens to the records at the end that fill no batch: keep (a short batch) or drop.
+    `last_batch` says what happens to the records at the end that fill no batch: keep (a short batch) or drop. Too few
+    to train on are `left_out`, unless there are no others.
     """
 
     def __init__(self, total: int, batch_size: int, *, seed: int, last_batch: Literal["keep", "drop"] = "keep") -> None:
         self.total = total
         self.batch_size = batch_size
         self._seed = seed
-        whole = total // batch_size
-        self.batches = whole if last_batch == "drop" else -(-total // batch_size)  # in one epoch
+        whole, rest = divmod(total, batch_size)
+        few = whole > 0 and rest < AT_LEAST
+        self.left_out = rest if few and last_batch == "keep" else 0  # in one epoch, though they were to be kept
+        self.batches = whole if few or last_batch == "drop" else -(-total // batch_size)  # in one epoch
         self.records = min(total, self.batches * batch_size)  # in one epoch
+
+    @classmethod
+    def of(cls, spec: JobSpec, total: int) -> Sampler:
+        """The sampler that a training's spec asks for."""
+        assert spec.train is not None
+        return cls(total, spec.input.batch_size, seed=spec.model.seed, last_batch=spec.train.last_batch)
 
     def order(self, epoch: int) -> np.ndarray:
         """Positions of the epoch's records in the input, int64 [records]; the first epoch is 1."""
@@ -64,7 +73,7 @@ class Epochs:
         """
         train, reader, seed = spec.train, data.reader, spec.model.seed
         assert train is not None
-        sampler = Sampler(reader.total, spec.input.batch_size, seed=seed, last_batch=train.last_batch)
+        sampler = Sampler.of(spec, reader.total)
         if not sampler.batches:
             raise DataError(
                 f"train.last_batch: drop leaves no batch, because {reader.total} records do not fill one of "
