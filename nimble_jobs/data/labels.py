@@ -1,7 +1,7 @@
 """Labels as class numbers, or as target numbers of a regression.
 
 Text becomes the position in the sorted names, or in the names that a training used. If any label in text is a whole
-number, or all of them are numbers, all must be whole numbers; 1.0 is one.
+number, or all of them are numbers, all must be whole numbers; 1.0 is one. Target numbers may be written as text, too.
 """
 
 from __future__ import annotations
@@ -59,23 +59,54 @@ def numbers(raw: np.ndarray, total: int, *, where: str, shares: bool = False) ->
     """Checks and converts stored labels to numbers, one or several per record, as float32; `shares` must be from 0 to
     1.
 
-    Raises DataError for a column that holds no numbers.
+    Numbers may be written as text, as in CSV. Raises DataError for a column that holds no numbers.
     """
     if raw.ndim not in (1, 2) or len(raw) != total:
         raise DataError(f"{where}: has shape {raw.shape}; expected ({total},) or ({total}, N), numbers for each record")
+    words: dict[int, str] = {}
+    if raw.dtype.kind in "UO":
+        raw, words = _read(raw, where)
     if raw.dtype.kind not in "biuf":
         raise DataError(f"{where}: holds {raw.dtype}; expected numbers")
     with np.errstate(over="ignore"):
         values = raw.astype(np.float32)
     rows = values.reshape(total, -1)
     wrong = ~np.isfinite(rows).all(axis=1)
-    bad = dict.fromkeys(np.flatnonzero(wrong).tolist(), "label is missing or not finite; expected a number")
+    bad = dict.fromkeys(np.flatnonzero(wrong).tolist(), "label is missing or not finite; expected a number") | words
     if shares:
         outside = np.asarray((rows < 0) | (rows > 1))
         for i in np.flatnonzero(outside.any(axis=1) & ~wrong).tolist():
             bad[i] = f"label is {rows[i][outside[i]][0]:g}; expected a number from 0 to 1"
     values[list(bad)] = 0.0
     return Labels(values=values[:, 0] if values.shape == (total, 1) else values, bad=bad, names=None)
+
+
+def fractional(raw: np.ndarray) -> bool:
+    """Whether stored labels are fractions. In text, a number with a point or an exponent is one."""
+    if raw.dtype.kind not in "UO":
+        return raw.dtype.kind == "f"
+    texts = {str(v).strip() for v in set(raw.ravel().tolist()) if v is not None}
+    return any(_NUMBER.fullmatch(text) and not text.lstrip("+-").isdigit() for text in texts)
+
+
+def _read(raw: np.ndarray, where: str) -> tuple[np.ndarray, dict[int, str]]:
+    """Numbers in text as float64, NaN where there is none, and what else the records hold.
+
+    Raises DataError if there is no number at all.
+    """
+    cells = raw.ravel().tolist()
+    held = {v: str(v).strip() for v in set(cells) if v is not None}
+    read = {v: float(text) for v, text in held.items() if _NUMBER.fullmatch(text)}
+    other = next((v for v in cells if held.get(v) and v not in read), None)
+    if other is not None and not read:
+        raise DataError(f"{where}: holds text such as {str(other)[:40]!r}; expected numbers")
+    width = len(cells) // max(1, len(raw))
+    bad = {
+        i // width: f"label is {str(v)[:40]!r}; expected a number"
+        for i, v in enumerate(cells if other is not None else ())
+        if held.get(v) and v not in read
+    }
+    return np.array([read.get(v, np.nan) for v in cells], dtype=np.float64).reshape(raw.shape), bad
 
 
 def _text(raw: list[Any], names: Sequence[str] | None) -> Labels:

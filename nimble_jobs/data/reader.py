@@ -63,7 +63,7 @@ class Reader:
         self._labels: label_values.Labels | None = None
         if source.labels is not None:
             at = f"{where}: input.fields.label"
-            if targets in ("numbers", "shares") or (targets == "stored" and source.labels.dtype.kind == "f"):
+            if targets in ("numbers", "shares") or (targets == "stored" and label_values.fractional(source.labels)):
                 shares = targets == "shares"
                 self._labels = label_values.numbers(source.labels, source.total, where=at, shares=shares)
             else:
