@@ -48,7 +48,8 @@ class ImageDecoder:
 
     @property
     def signature(self) -> Signature:
-        return Signature(shape=(self._channels, *self.recipe.size), dtype="float32")
+        shape = (self._channels, *self.recipe.size)
+        return Signature(shape=shape, dtype="float32", stored="uint8", by_255=self._spec.scale is None)
 
     @property
     def recipe(self) -> Recipe:

@@ -47,6 +47,9 @@ class Joined:
         self.packing = packing_of(first)
         for part in parts:
             _check_packing(packing_of(part), self.packing, part, first)
+            if unlike := part.signature.scaled_unlike(first.signature):
+                mends = "transform.scale sets one scale for both"
+                raise DataError(f"{part.stamps[0].path}: {unlike}, as in {first.stamps[0].path}; {mends}")
             if part.signature != first.signature:
                 mends = ", or transform.scale: 1 for float32" if part.signature.shape == first.signature.shape else ""
                 raise DataError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -19,6 +19,15 @@ class Signature:
 
     shape: tuple[int, ...]
     dtype: str  # numpy's name: float32 or int64
+    stored: str = field(default="", compare=False)  # numpy's name of the type before the transform
+    by_255: bool = False  # whether values were divided by 255, as bytes are without `transform.scale`
+
+    def scaled_unlike(self, other: Signature) -> str | None:
+        """What to say if nothing but the division by 255 tells these records from others; else None."""
+        if self == other or replace(self, by_255=other.by_255) != other:
+            return None
+        mine, theirs = (f"{s.stored}, {'divided by 255' if s.by_255 else 'taken as they are'}" for s in (self, other))
+        return f"records are {mine}; expected {theirs}"
 
 
 @dataclass(frozen=True, kw_only=True)

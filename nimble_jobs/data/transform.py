@@ -130,7 +130,9 @@ def bind(spec: TransformSpec, shape: tuple[int, ...], dtype: np.dtype[Any], wher
     Raises DataError if it cannot be applied.
     """
     bound = _bind(spec, shape, dtype, where)
-    return replace(bound, preprocess=_on_device(bound, shape, dtype))
+    by_255 = bound.arithmetic is not None and dtype == np.uint8 and bound.spec.scale is None
+    signature = replace(bound.signature, stored=dtype.name, by_255=by_255)
+    return replace(bound, signature=signature, preprocess=_on_device(bound, shape, dtype))
 
 
 def _on_device(bound: ArrayTransform, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Preprocess | None:

@@ -148,6 +148,11 @@ def open_held_out(spec: JobSpec, source: str, reader: Reader, *, origin: Origin 
     )
     if held_out.signature != reader.signature:
         held_out.close()
+        if unlike := held_out.signature.scaled_unlike(reader.signature):
+            raise DataError(
+                f"train.validation.source: {source}: {unlike}, as in {spec.input.source}; "
+                "input.transform.scale sets one scale for both"
+            )
         raise DataError(
             f"train.validation.source: records are {held_out.signature.dtype} {list(held_out.signature.shape)}; "
             f"expected {reader.signature.dtype} {list(reader.signature.shape)}, as the input's"
