@@ -40,6 +40,7 @@ from nimble_jobs.workloads.training.step.building import Building
 from nimble_jobs.workloads.training.step.losses import make_loss
 from nimble_jobs.workloads.training.step.paying import Paying
 from nimble_jobs.workloads.training.step.prepare import Means
+from nimble_jobs.workloads.training.step.remembering import remembered
 from nimble_jobs.workloads.training.step.setup import Setup
 from nimble_jobs.workloads.training.step.texts import TrainTexts
 from nimble_jobs.workloads.training.step.validation import Forward, SeveralForwards, Validation, replayable
@@ -68,6 +69,7 @@ class Ready:
     summary: dict[str, Any]  # of the schedule, for `show`
     environment: dict[str, str]  # what equal bits depend on
     varying: tuple[str, ...]  # operators that stand against equal bits
+    remembered: tuple[str, ...]  # what model and loss keep in Python, which no checkpoint holds
     load_s: float
     build_s: float
     gang: Gang | None  # all ranks, if there are several
@@ -90,6 +92,7 @@ def prepared(
     if varying:
         text = f"{', '.join(varying)} can give different bits in each run on this device; a resumed training may differ"
         context.event("not-repeatable", text, {"operators": list(varying)})
+    kept_in_python = remembered(ready.request)
     building = Building(context.event)
     means = _means(context, on_miss, building, _paying(reading, ready, on_miss))
     with ExitStack() as stack:
@@ -123,6 +126,7 @@ def prepared(
             summary=summary,
             environment=resume.environment([one.step for one in steps], validations, device),
             varying=varying,
+            remembered=kept_in_python,
             load_s=load_s,
             build_s=build_s,
             gang=gang,

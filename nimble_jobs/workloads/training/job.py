@@ -91,8 +91,8 @@ def _run(session: Session) -> Outcome:
         with closing(writer), closing(_journal(session, ready, steps, tensorboard=plan.train.tensorboard)) as journal:
             journal.replay(progress.epochs)
             if kept is not None:
-                total = plan.rate.steps
-                resume.tell(context.event, kept, ready.environment, steps=total, varying=ready.varying)
+                inexact = resume.inexact(ready.varying, ready.remembered)
+                resume.tell(context.event, kept, ready.environment, steps=plan.rate.steps, inexact=inexact)
             stop, timings = train(session, plan, ready, progress, journal, keeper)
             files = context.patience.through(journal.finish) if stop is Stop.GO else []
     if stop is not Stop.GO:

@@ -141,15 +141,23 @@ def began_with(kept: Checkpoint | None, options: BuildOptions) -> list[Source | 
     return found
 
 
-def tell(event: Event, kept: Checkpoint, now: dict[str, str], *, steps: int, varying: Sequence[str] = ()) -> None:
-    """Record on the job where the training goes on, and why its bits may differ: another environment, or `varying`
-    operators.
+def inexact(varying: Sequence[str], remembered: Sequence[str]) -> list[str]:
+    """Why no resume of a training is exact: operators that vary, and what model and loss remember in Python."""
+    lines = []
+    if varying:
+        lines.append(f"{', '.join(varying)} can give different bits in each run")
+    if remembered:
+        lines.append(f"each step changes {', '.join(remembered)} in Python, which no checkpoint holds")
+    return lines
+
+
+def tell(event: Event, kept: Checkpoint, now: dict[str, str], *, steps: int, inexact: Sequence[str] = ()) -> None:
+    """Record on the job where the training goes on, and why its bits may differ: another environment, or what is
+    `inexact`.
     """
     by = kept.sheet["job"]
     text = f"continues after step {kept.step} of {steps}, from {kept.path} by attempt {by['attempt']} of {by['id']}"
-    lines = differences(kept.sheet["environment"], now)
-    if varying:
-        lines.append(f"{', '.join(varying)} can give different bits in each run")
+    lines = [*differences(kept.sheet["environment"], now), *inexact]
     if lines:
         text += f"; not bit for bit like an uninterrupted training: {'; '.join(lines)}"
     event("resumed", text, {"step": kept.step, "exact": not lines, "checkpoint": str(kept.path)})

@@ -16,6 +16,7 @@ from nimble_jobs.models.from_python import load_function
 from nimble_jobs.planner.step.request import Loss
 from nimble_jobs.spec import TrainSpec, parse_source
 from nimble_jobs.workloads.heads import logits_of
+from nimble_jobs.workloads.training.step.own_loss import OwnLoss
 
 
 def targets(name: str) -> Targets:
@@ -48,8 +49,7 @@ def make_loss(train: TrainSpec, allowed_python: Sequence[Path], *, smoothing: bo
             return bce
         case text:
             source = parse_source(text)
-            function: Loss = load_function(Path(source.target), source.factory or "", allowed_python, "train.loss")
-            return function
+            return OwnLoss(load_function(Path(source.target), source.factory or "", allowed_python, "train.loss"))
 
 
 class CrossEntropy:

@@ -261,14 +261,15 @@ def unsteady(request: StepRequest) -> tuple[str, ...]:
     is restored afterwards.
     """
     device = request.x.device
+    objective = Objective(request, device)
     with (
         as_in_training(device),
-        restoring_state(request.module, device),
+        restoring_state(objective, device),
         torch.enable_grad(),
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
-        loss, _ = Objective(request, device)(request.x, request.y)
+        loss, _ = objective(request.x, request.y)
         differentiate({"loss": loss}, request.parameters, {"loss": torch.ones_like(loss)}, accumulate=True)
     matches = [re.match(VARIES, str(warning.message)) for warning in caught]
     return tuple(sorted({match[1] for match in matches if match is not None}))
@@ -283,7 +284,8 @@ def _try_loss(train: TrainSpec, request: StepRequest) -> None:
     if takes_names(train.loss):
         return
     file, device = Path(parse_source(train.loss).target).resolve(), request.x.device
-    with restoring_state(request.module, device), torch.enable_grad(), autocast(request.precision, device):
+    trial = restoring_state(Objective(request, device), device)
+    with trial, torch.enable_grad(), autocast(request.precision, device):
         outputs = request.module(request.x)
         with explained(file, "train.loss"):
             loss: Any = request.loss(outputs, request.y)
