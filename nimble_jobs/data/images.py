@@ -35,6 +35,7 @@ class ImageSource(Unblocked):
     """
 
     piece = PIECE
+    unlabelled = "lies beside the folders of the classes; expected it in one of them"
 
     def __init__(
         self, spec: InputSpec, stamps: Stamps, *, listed: bool = False, arriving: Arriving | None = None

@@ -23,7 +23,7 @@ from nimble_jobs.data.ids import check_ids
 from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.source import READY, Form, Loaded, Source, Wanted, form_of, packing_of, placed
-from nimble_jobs.data.stamps import Stamps, fingerprint
+from nimble_jobs.data.stamps import Stamps, fingerprint, shared
 from nimble_jobs.errors import DataError
 from nimble_jobs.packing import Layout as Packing
 from nimble_jobs.pipeline import Meter
@@ -68,6 +68,8 @@ class Reader:
                 self._labels = label_values.numbers(source.labels, source.total, where=at, shares=shares)
             else:
                 self._labels = label_values.normalise(source.labels, source.total, names=label_names, where=at)
+                if (why := getattr(source, "unlabelled", None)) is not None:  # says more than `label is missing`
+                    self._labels.bad.update({i: why for i in self._labels.bad if source.labels[i] is None})
         self._source = source
         self.origin = origin  # if it was fetched from an object store
         self._allow_nan = allow_nan
@@ -106,6 +108,11 @@ class Reader:
     @property
     def fingerprint(self) -> str:
         return fingerprint(self._source.stamps) if self.origin is None else self.origin.digest
+
+    def files_of(self, other: Reader) -> list[str]:
+        """The files of another reader that this one reads, too."""
+        found = [other._source.stamps[i].path for i in shared(other._source.stamps, self._source.stamps)]
+        return found if other.origin is None else [other.origin.shown(path) for path in found]
 
     def id(self, index: int) -> str:
         """The stable id of the record at a position: its path, the id column's value, or the position itself."""

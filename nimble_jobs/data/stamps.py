@@ -211,14 +211,16 @@ class Stamps(Sequence[Stamp]):
         return {self._names[i]: VANISHED if now[i, 0] < 0 else CHANGED for i in rows}
 
     def folders(self) -> np.ndarray:
-        """The name of each file's folder, as objects [n]; equal names share memory."""
+        """The name of each file's folder, as objects [n]; equal names share memory. If some files lie in folders below
+        the top one, those right in it have None.
+        """
         known: dict[str, str] = {}
         held = np.empty(len(self), dtype=object)
-        top = Path(self._before).name
+        top = None if b"/" in self._names.blob else Path(self._before).name
         for a in range(0, len(self), _STEP):
             for i, name in enumerate(self._names[a : a + _STEP], start=a):
                 folder = name.rpartition("/")[0].rpartition("/")[2] if "/" in name else top
-                held[i] = known.setdefault(folder, folder)
+                held[i] = None if folder is None else known.setdefault(folder, folder)
         return held
 
     def lines(self) -> Iterator[bytes]:
@@ -256,6 +258,21 @@ class WithNamed(Sequence[Stamp]):
                 return stamps[at]
             at -= len(stamps)
         return self._table
+
+
+def shared(one: Sequence[Stamp], other: Sequence[Stamp]) -> list[int]:
+    """The places in `one` of files that are in `other` too, under whatever path: with equal size, time and inode."""
+    mine, theirs = (_facts(stamps) for stamps in (one, other))
+    row = [(name, np.int64) for name in ("size", "time", "inode")]
+    both = np.isin(mine.view(row).ravel(), theirs.view(row).ravel())
+    return [int(i) for i in np.flatnonzero(both & (mine[:, 0] >= 0))]
+
+
+def _facts(stamps: Sequence[Stamp]) -> np.ndarray:
+    if isinstance(stamps, Stamps):
+        return np.ascontiguousarray(stamps.facts)
+    facts = [(stamp.size, stamp.mtime_ns, signed(stamp.inode)) for stamp in stamps]
+    return np.array(facts, dtype=np.int64).reshape(-1, 3)
 
 
 def fingerprint(stamps: Iterable[Stamp]) -> str:

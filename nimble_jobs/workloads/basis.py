@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from nimble_jobs import spec as specs
@@ -15,6 +16,7 @@ from nimble_jobs.workloads.decode import Decode, on_host
 from nimble_jobs.workloads.pooling import pooling_of
 
 _NO_EFFECT = ("resume", "checkpoint", "tensorboard")  # fields of `train` that do not change the weights
+_FIELDS = {"spec.train.best": "train.checkpoint.best"}  # what users call entries of `basis_parts`
 
 
 def basis(spec: JobSpec, reader: Reader, decode: Decode | None = None, texts: dict[str, Any] | None = None) -> str:
@@ -84,10 +86,16 @@ def differences(before: Any, now: Any, where: str = "") -> list[str]:
         ]
     if before == now:
         return []
-    field = where.removeprefix("spec.")
+    if where == "weights" and _but_seed(before) == _but_seed(now):
+        return []  # the spec's seed has changed, which is said already
+    field = _FIELDS.get(where) or where.removeprefix("spec.").replace("model.model.", "model.")
     if where in ("input", "validation", "weights") or where.startswith(("model.", "loss.")):
         return [f"the files or versions behind {field} changed"]
     return [f"{field} was {_shown(before)} and is {_shown(now)} now"]
+
+
+def _but_seed(weights: Any) -> str:
+    return re.sub(r"^seed:-?\d+", "seed", str(weights))
 
 
 def _shown(value: Any) -> str:

@@ -147,6 +147,7 @@ def _publish(session: Session, ready: Setup, progress: Progress, steps: Steps, f
     context.report(phase="publish")
     if progress.best is None:
         through(lambda: save_weights(ready.module, staging.file(MODEL)))
+        _tell_no_best(session)
     else:
         through(lambda: save_weights(ready.module, staging.file(LAST)))
         best = _best(session.checkpoints, progress.best["step"])
@@ -174,6 +175,13 @@ def _publish(session: Session, ready: Setup, progress: Progress, steps: Steps, f
     if session.data.decode is not None:
         summary["decode"] = session.data.decode.to_json()
     return through(lambda: staging.publish(summary))
+
+
+def _tell_no_best(session: Session) -> None:
+    train = session.spec.train
+    if train is not None and train.checkpoint is not None and (best := train.checkpoint.best) is not None:
+        text = f"{MODEL} is from the last epoch, because {best} was not a number in any epoch"
+        session.context.event("no-best", text, {"metric": best})
 
 
 def _best(checkpoints: Checkpoints, step: int) -> Checkpoint:

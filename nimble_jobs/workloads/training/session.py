@@ -13,6 +13,7 @@ import torch
 from nimble_jobs.data import Reader, Staging, open_reader
 from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.errors import DataError
+from nimble_jobs.plural import count, plural
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads.basis import as_asked, basis_parts, digest
@@ -77,6 +78,7 @@ def read(context: JobContext, device: torch.device) -> Iterator[Reading]:
             source = spec.train.validation.source
             origin = context.origins.get(source)
             held_out = readers.enter_context(open_held_out(spec, source, reader, origin=origin))
+            _tell_overlap(context, reader, held_out)
         if not reader.has_labels:
             raise DataError("input.fields.label: fine-tuning needs labels; the input has none")
         texts = None
@@ -129,6 +131,13 @@ def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
             event=context.event,
         )
         yield Session(**vars(reading), staging=staging, search=search)
+
+
+def _tell_overlap(context: JobContext, reader: Reader, held_out: Reader) -> None:
+    if both := reader.files_of(held_out):
+        files = f"{count(len(both), 'file')} {plural(len(both), 'is')} also in the input, such as {both[0]}"
+        text = f"train.validation.source: {files}; validations measure records that were trained on"
+        context.event("overlap", text, {"files": len(both)})
 
 
 def _tell_cut(context: JobContext, texts: TrainTexts) -> None:

@@ -50,7 +50,13 @@ class Search:
         try:
             if self.resume != "auto":
                 named = self._named(Path(self.resume))
-                used = named if used is None or used.step < named.step else used
+                if used is not None and used.step > named.step:
+                    text = (
+                        f"train.resume: {named.path} is passed over, because {used.path} of the same training is later"
+                    )
+                    self.event("passed-over", text, {"named": str(named.path), "used": str(used.path)})
+                else:
+                    used = named
             if used is None:
                 instead = "the training starts over, because there is no other checkpoint"
             else:
