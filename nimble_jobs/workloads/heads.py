@@ -10,6 +10,7 @@ import torch
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.build import DTYPES
 from nimble_jobs.models.classes import Classes, classes_of
+from nimble_jobs.models.scores import scores_among
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.pooling_rules import leaves_out_head
 
@@ -22,7 +23,6 @@ _SHOWN = frozenset({"logits", "probability", "probabilities", "token_probabiliti
 LARGEST = "the largest score"  # beside the fields: float32 [n] or [n, tokens]
 _NOT_OUTPUTS = {"id", "label"}
 KNOWN = frozenset(_FROM_LOGITS | _FROM_CLASSES | _FROM_TOKENS | _OF_TEXTS | _NOT_OUTPUTS | {"embedding"})
-_NO_SCORES = ("pooler_output", "embedding", "start_logits", "end_logits", "image_embeds", "text_embeds")
 _TOP = 5
 _USUAL_CLASSES = 1000
 
@@ -182,12 +182,7 @@ def logits_of(
 
     Raises ModelError if there are none or several. It says what `needs` them, and what to do `instead`.
     """
-    for name in ("logits", "output"):
-        if name in outputs and not outputs[name].is_nested and outputs[name].dim() == 2:
-            return outputs[name]
-    meant = {
-        name: t for name, t in outputs.items() if name not in _NO_SCORES and t.is_floating_point() and t.dim() == 2
-    }
+    meant = scores_among(outputs)
     if len(meant) == 1:
         return next(iter(meant.values()))
     if meant:

@@ -27,6 +27,7 @@ _OF_UPDATES = (
     "train.ranks",
     "train.freeze",
     "train.loss",
+    "train.accuracy",
     "schedule.layout",
 )
 _OF_OPTIMIZERS = {
@@ -66,6 +67,7 @@ def step_parts(
         **clip,
         "train.accumulate": str(train.accumulate),
         "train.freeze": json.dumps(sorted(set(train.freeze))),
+        "train.accuracy": "of the class scores",  # the rule of which output these are
     }
 
 

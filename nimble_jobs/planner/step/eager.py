@@ -13,10 +13,11 @@ from torch import nn
 
 from nimble_jobs.engine.private.modes import as_if_compiled
 from nimble_jobs.engine.private.operators import add_, zero_
-from nimble_jobs.engine.private.tensors import tree_leaves
+from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.engine.state import state_of, writable
 from nimble_jobs.engine.step import differentiate
 from nimble_jobs.models.packed import Packed
+from nimble_jobs.models.scores import scores_among
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.step.counters import Counters
@@ -330,8 +331,12 @@ class EagerStep:
 
 
 def _count_correct(outputs: Any, y: torch.Tensor) -> torch.Tensor:
-    """How many records are classified correctly; 0 unless there are scores [batch, classes] and labels [batch]."""
-    scores = next((t for t in tree_leaves(outputs) if isinstance(t, torch.Tensor) and t.dim() == 2), None)
-    if scores is None or y.dim() != 1 or y.is_floating_point() or scores.shape[0] != y.shape[0]:
-        return torch.zeros((), dtype=torch.int64, device=y.device)
-    return (scores.detach().argmax(1) == y).sum()
+    """How many records are classified correctly, by the same scores as in loss and validations.
+
+    0 unless labels are classes [batch] and one output can be meant by the scores [batch, classes].
+    """
+    if y.dim() == 1 and not y.is_floating_point():
+        scores = list(scores_among(flatten_outputs(outputs)).values())
+        if len(scores) == 1 and scores[0].shape[0] == y.shape[0]:
+            return (scores[0].detach().argmax(1) == y).sum()
+    return torch.zeros((), dtype=torch.int64, device=y.device)
