@@ -1,4 +1,4 @@
-"""Formats numbers with their nouns, and sizes, for all messages and listings."""
+"""Formats numbers with their nouns, lists of names, and sizes, for all messages and listings."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def plural(number: int, noun: str) -> str:
 def count(number: int, noun: str) -> str:
     """1 job, 2 jobs, 1,000 jobs."""
     return f"{number:,} {plural(number, noun)}"
+
+
+def some(names: Sequence[object], most: int = 5) -> str:
+    """a, b, c; of many the first ones, and how many more there are."""
+    rest = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def by(size: Sequence[int]) -> str:

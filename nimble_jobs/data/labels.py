@@ -1,7 +1,8 @@
 """Labels as class numbers, or as target numbers of a regression.
 
 Text becomes the position in the sorted names, or in the names that a training used. If any label in text is a whole
-number, or all of them are numbers, all must be whole numbers; 1.0 is one. Target numbers may be written as text, too.
+number, or all of them are numbers, all must be whole numbers; 1.0 is one, and nan is a missing one. Target numbers may
+be written as text, too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Labels:
 def normalise(raw: np.ndarray, total: int, *, names: Sequence[str] | None, where: str) -> Labels:
     """Checks and converts stored labels to classes.
 
-    `names` fixes the meaning of text labels. Raises DataError for a column that holds no labels at all.
+    `names` fixes the meaning of text labels, unless these are numbers and none is such a name. Raises DataError for a
+    column that holds no labels at all.
     """
     if raw.shape == (total, 1):
         raw = raw[:, 0]
@@ -110,14 +112,16 @@ def _read(raw: np.ndarray, where: str) -> tuple[np.ndarray, dict[int, str]]:
 
 
 def _text(raw: list[Any], names: Sequence[str] | None) -> Labels:
-    given = {v for v in set(raw) if v is not None and v != ""}  # a million records may share a few different labels
+    given = {v for v in set(raw) if not _missing(v)}  # a million records may share a few different labels
     whole = {v: int(v) for v in given if _whole(v)}
-    numeric = bool(given) and all(_NUMBER.fullmatch(str(v).strip()) for v in given)
+    gaps = {v for v in given if str(v).strip().lower() == "nan"}  # in a column of numbers; elsewhere it is a name
+    numeric = given > gaps and all(_NUMBER.fullmatch(str(v).strip()) for v in given - gaps)
     if numeric:  # a column of numbers that once had a gap is written as 0.0, 1.0 and so on
-        whole |= {v: int(float(v)) for v in given - whole.keys() if 0 <= float(v) < 2**53 and float(v) % 1 == 0}
-    if names is None and (whole or numeric):
+        rest = given - whole.keys() - gaps
+        whole |= {v: int(float(v)) for v in rest if 0 <= float(v) < 2**53 and float(v) % 1 == 0}
+    if (whole or numeric) and (names is None or given.isdisjoint(names)):
         wrong = {i: f"label is {v!r}; expected a whole number, 0 or more" for i, v in enumerate(raw) if v not in whole}
-        wrong.update({i: "label is missing" for i, v in enumerate(raw) if v is None or v == ""})
+        wrong.update({i: "label is missing" for i, v in enumerate(raw) if _missing(v) or v in gaps})
         numbers = [0 if i in wrong else whole[v] for i, v in enumerate(raw)]
         return Labels(values=np.array(numbers, dtype=np.int64), bad=wrong, names=None)
     known = tuple(names) if names is not None else tuple(sorted({str(v) for v in given}))
@@ -125,13 +129,17 @@ def _text(raw: list[Any], names: Sequence[str] | None) -> Labels:
     bad: dict[int, str] = {}
     values = np.zeros(len(raw), dtype=np.int64)
     for i, value in enumerate(raw):
-        if value is None or value == "":
+        if _missing(value):
             bad[i] = "label is missing"
         elif str(value) in number:
             values[i] = number[str(value)]
         else:
             bad[i] = f"label is {value!r}; expected one of the {len(known)} known names"
     return Labels(values=values, bad=bad, names=known)
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value == "" or value != value
 
 
 def _whole(value: Any) -> bool:

@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.trainings import Attempt, metrics, spec_of
+from nimble_jobs.data import Reader, open_reader
+from nimble_jobs.errors import DataError
+from nimble_jobs.spec.model import FieldsSpec, InputSpec
+from tests.trainings import Attempt, lay_out, metrics, spec_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -74,3 +77,83 @@ def test_no_accuracy_where_several_outputs_may_be_meant(tmp_path: Path) -> None:
     )
     Attempt(spec).run()
     assert all("accuracy" not in epoch for epoch in metrics(tmp_path / "out/net", "epoch"))
+
+
+# ---- held-out labels
+
+KINDS = {
+    "numbers": [0, 1, 2, 3],
+    "names": ["ant", "bee", "cat", "dog"],
+    "fractions": [0.0, 1.0, 2.0, 3.0],
+    "pairs": [[0.5, 1.0]] * 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("trained", "held", "loss", "told"),
+    [
+        ("numbers", "names", "cross_entropy", r"names \(ant, bee, cat, dog\); expected whole numbers, as the input's"),
+        ("names", "numbers", "cross_entropy", r"whole numbers; expected names \(ant, bee, cat, dog\), as the input's"),
+        ("numbers", "fractions", "python", "numbers with fractions; expected whole numbers, as the input's"),
+        ("fractions", "pairs", "mse", "2 numbers with fractions for each record; expected numbers with fractions, as"),
+    ],
+)
+def test_held_out_labels_of_another_kind_are_refused(
+    trained: str, held: str, loss: str, told: str, tmp_path: Path
+) -> None:
+    """Names and numbers of their own would be taken for other classes."""
+    lay_out(tmp_path)
+    (tmp_path / "loss.py").write_text("from torch import nn\n\n\nof = nn.functional.cross_entropy\n")
+    for name, kind in (("train", trained), ("held-out", held)):
+        np.savez(tmp_path / f"{name}.npz", images=np.zeros((8, 8, 8), np.uint8), labels=np.array(KINDS[kind] * 2))
+    spec = spec_of(tmp_path, train__loss=f"python:{tmp_path}/loss.py:of" if loss == "python" else loss)
+    with pytest.raises(DataError, match=rf"train\.validation\.source: labels are {told}"):
+        Attempt(spec).run()
+
+
+def labels_of(folder: Path, labels: list[str], names: tuple[str, ...] | None = None) -> Reader:
+    """A table with these labels as text."""
+    rows = [f"{i}.5,{label}" for i, label in enumerate(labels)]
+    (folder / "labels.csv").write_text("\n".join(["x,y", *rows]))
+    fields = FieldsSpec(x="x", label="y")
+    return open_reader(InputSpec(source=str(folder / "labels.csv"), format="csv", fields=fields), label_names=names)
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "values", "bad", "found"),
+    [
+        (["0.0", "nan", "2.0"], None, [0, 0, 2], {1: "label is missing"}, None),
+        (["0", "NaN", "2"], None, [0, 0, 2], {1: "label is missing"}, None),
+        (["cat", "nan", "ant"], None, [1, 2, 0], {}, ("ant", "cat", "nan")),
+        (["nan", "nan"], None, [0, 0], {}, ("nan",)),
+        (["0", "1"], ("ant", "bee"), [0, 1], {}, None),
+        (["0.0", "1.0"], ("0", "1"), [0, 1], {}, None),
+        (["1", "0"], ("0", "1"), [1, 0], {}, ("0", "1")),
+        (["bee", "1"], ("ant", "bee"), [1, 0], {1: "label is '1'; expected one of the 2 known names"}, ("ant", "bee")),
+    ],
+)
+def test_text_that_is_numbers(
+    labels: list[str],
+    names: tuple[str, ...] | None,
+    values: list[int],
+    bad: dict[int, str],
+    found: tuple[str, ...] | None,
+    tmp_path: Path,
+) -> None:
+    """NaN among numbers is a missing label, and numbers are no names that a training has not seen."""
+    with labels_of(tmp_path, labels, names) as reader:
+        (batch,) = reader.batches(batch_size=9)
+        given = reader.labels(np.arange(reader.total))
+        assert given is not None
+        assert (given.tolist(), reader.label_names) == (values, found)
+        assert {record.index: record.reason.partition(": ")[2] for record in batch.bad} == bad
+
+
+def test_no_good_record_to_validate_on_says_why(tmp_path: Path) -> None:
+    lay_out(tmp_path)
+    for name, labels in (("train", ["ant", "bee"]), ("held-out", ["cow", "dog"])):
+        np.savez(tmp_path / f"{name}.npz", images=np.zeros((8, 8, 8), np.uint8), labels=np.array(labels * 4))
+    spec = spec_of(tmp_path, schedule={"on_miss": "eager"}, run={"error_threshold": -1}, train__lr_schedule={})
+    told = "no good record to validate on, the first is 0: label is 'cow'; expected one of the 2 known names; expected"
+    with pytest.raises(DataError, match=f"train.validation.source: {told}"):
+        Attempt(spec).run()

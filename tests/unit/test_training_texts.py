@@ -395,7 +395,7 @@ def test_labels_that_make_no_classes(folder: Path, tmp_path: Path) -> None:
         Attempt(spec_of(folder, output="one/net", input__source=one)).run()
     large = changed(table, tmp_path / "large.parquet", animal=[0] * (RECORDS - 1) + [70_000])
     with pytest.raises(DataError, match=r"found the label 70000 of record t-44; expected below 10000"):
-        Attempt(spec_of(folder, output="large/net", input__source=large)).run()
+        Attempt(spec_of(folder, output="large/net", input__source=large, train__validation=None)).run()
     numbers = changed(table, tmp_path / "numbers.parquet", animal=[i % 2 for i in range(RECORDS)])
     held = pq.read_table(folder / "held-out.parquet")
     other = changed(held, tmp_path / "other.parquet", animal=[2] * HELD_OUT)

@@ -8,22 +8,27 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from nimble_jobs.data import Reader, Staging, open_reader
 from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.errors import DataError
-from nimble_jobs.plural import count, plural
+from nimble_jobs.plural import count, plural, some
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads.basis import as_asked, basis_parts, digest
 from nimble_jobs.workloads.context import JobContext
 from nimble_jobs.workloads.training.batches.epochs import Sampler
 from nimble_jobs.workloads.training.batches.intake import Data
+from nimble_jobs.workloads.training.batches.lots import HELD_OUT
 from nimble_jobs.workloads.training.keep.checkpoint import Checkpoints
 from nimble_jobs.workloads.training.keep.resume import Search
 from nimble_jobs.workloads.training.step.losses import targets
+from nimble_jobs.workloads.training.step.setup import first_batch
 from nimble_jobs.workloads.training.step.texts import TrainTexts
+
+_FEW = 8  # records that are read together to find a good one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +152,7 @@ def _tell_cut(context: JobContext, texts: TrainTexts) -> None:
 
 
 def open_held_out(spec: JobSpec, source: str, reader: Reader, *, origin: Origin | None = None) -> Reader:
-    """The records of `train.validation`. Raises DataError if they do not match the input's."""
+    """The records of `train.validation`. Raises DataError if they do not match the input's, or none is good."""
     assert spec.train is not None
     held_out = open_reader(
         spec.input.model_copy(update={"source": source}),
@@ -155,15 +160,38 @@ def open_held_out(spec: JobSpec, source: str, reader: Reader, *, origin: Origin 
         targets=targets(spec.train.loss),
         origin=origin,
     )
-    if held_out.signature != reader.signature:
+    try:
+        _check_held_out(held_out, source, reader, spec.input.source)
+        if spec.input.format != "text":  # of texts, whoever makes tokens of them says so
+            first_batch(held_out, _FEW, HELD_OUT, "validate on")
+    except DataError:
         held_out.close()
+        raise
+    return held_out
+
+
+def _check_held_out(held_out: Reader, source: str, reader: Reader, input_source: str) -> None:
+    """Raises DataError for records or labels of another kind than the input's."""
+    if held_out.signature != reader.signature:
         if unlike := held_out.signature.scaled_unlike(reader.signature):
             raise DataError(
-                f"train.validation.source: {source}: {unlike}, as in {spec.input.source}; "
-                "input.transform.scale sets one scale for both"
+                f"{HELD_OUT}: {source}: {unlike}, as in {input_source}; input.transform.scale sets one scale for both"
             )
         raise DataError(
-            f"train.validation.source: records are {held_out.signature.dtype} {list(held_out.signature.shape)}; "
+            f"{HELD_OUT}: records are {held_out.signature.dtype} {list(held_out.signature.shape)}; "
             f"expected {reader.signature.dtype} {list(reader.signature.shape)}, as the input's"
         )
-    return held_out
+    found, expected = _kind_of_labels(held_out), _kind_of_labels(reader)
+    if found != expected:
+        raise DataError(f"{HELD_OUT}: labels are {found}; expected {expected}, as the input's")
+
+
+def _kind_of_labels(reader: Reader) -> str:
+    """What labels are, in words: names, or numbers of a type and shape."""
+    if reader.label_names is not None:
+        return f"names ({some(reader.label_names)})"
+    empty = reader.labels(np.empty(0, dtype=np.int64))
+    if empty is None:
+        return "missing"
+    numbers = "whole numbers" if empty.dtype.kind == "i" else "numbers with fractions"
+    return numbers if empty.ndim == 1 else f"{empty.shape[1]} {numbers} for each record"

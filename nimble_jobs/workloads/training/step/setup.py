@@ -218,15 +218,15 @@ def recipe(module: nn.Module, spec: OptimizerSpec) -> OptimizerRecipe:
     )
 
 
-def first_batch(reader: Reader, batch_size: int) -> Batch:
-    """The first batch with a good record. Raises DataError if there is none."""
+def first_batch(reader: Reader, batch_size: int, field: str = "input.source", use: str = "train on") -> Batch:
+    """The first batch with a good record. Raises DataError, naming `field` and the records' `use`, if there is none."""
     bad: BadRecord | None = None
     for batch in reader.batches(batch_size=min(batch_size, reader.total)):
         bad = bad or next(iter(batch.bad), None)
         if len(batch) and batch.labels is not None:
             return batch
     why = f", the first is {bad.id}: {bad.reason}" if bad is not None else ""
-    raise DataError(f"input.source: no good record to train on{why}; expected at least one")
+    raise DataError(f"{field}: no good record to {use}{why}; expected at least one")
 
 
 def example(batch: Batch, batch_size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
