@@ -27,6 +27,17 @@ class Labels:
     bad: dict[int, str]
     names: tuple[str, ...] | None  # names by class number, if labels are text
 
+    def numbered_as(self, names: Sequence[str]) -> Labels:
+        """The same labels with the numbers of these names; the records with others are bad."""
+        assert self.names is not None
+        number = {name: i for i, name in enumerate(names)}
+        bad = dict(self.bad)
+        for strange in set(self.names) - number.keys():
+            for i in np.flatnonzero(self.values == self.names.index(strange)).tolist():
+                bad.setdefault(i, f"label is {strange!r}; expected one of the {len(number)} known names")
+        table = np.array([number.get(name, 0) for name in self.names], dtype=np.int64)
+        return Labels(values=table[self.values], bad=bad, names=tuple(names))
+
 
 def normalise(raw: np.ndarray, total: int, *, names: Sequence[str] | None, where: str) -> Labels:
     """Checks and converts stored labels to classes.

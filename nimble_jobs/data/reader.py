@@ -105,6 +105,12 @@ class Reader:
     def label_names(self) -> tuple[str, ...] | None:
         return self._labels.names if self._labels is not None else None
 
+    def number_labels(self, names: Sequence[str]) -> None:
+        """Number labels as a model numbers these names. Numbers, and names that it has none of, stay as they are."""
+        labels = self._labels
+        if labels is not None and labels.names is not None and not set(labels.names).isdisjoint(names):
+            self._labels = labels.numbered_as(names)
+
     @property
     def fingerprint(self) -> str:
         return fingerprint(self._source.stamps) if self.origin is None else self.origin.digest

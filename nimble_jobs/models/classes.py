@@ -1,17 +1,21 @@
-"""The names of a model's classes, and how its scores are to be read, from config.json. Nothing is built."""
+"""The names of a model's classes, and how its scores are to be read, from JSON files. Nothing is built."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nimble_jobs.errors import ModelError
-from nimble_jobs.models.source import source_of
+from nimble_jobs.models.identity import opened
+from nimble_jobs.models.source import source_of, weights_file
 from nimble_jobs.sentence import transformer_folder
 from nimble_jobs.sentence.sources import read_mapping
 from nimble_jobs.spec.model import ModelSpec
 
+CLASSES = "classes.json"  # beside weights: the names of the classes, in the order of their numbers
 _DEFAULT = 2  # classes of a configuration that names none
 
 
@@ -22,13 +26,18 @@ class Classes:
     names: tuple[str, ...]  # none if they cannot be read, as `unnamed` says
     multi_label: bool = False  # each class is true or false by itself
     unnamed: str | None = None
+    file: str = "config.json"  # which names them
 
 
 def classes_of(spec: ModelSpec) -> Classes | None:
-    """The classes that a transformers folder's config.json names, after `model.args` replaced entries of it.
+    """The classes that classes.json beside the weights names; or that a transformers folder's config.json does, after
+    `model.args` replaced entries of it.
 
-    None for models from elsewhere. Raises ModelError for a configuration that is malformed.
+    None for other models. Raises ModelError for a configuration that is malformed.
     """
+    beside = classes_beside(spec)
+    if beside is not None:
+        return beside
     source = source_of(spec)
     if source.scheme != "transformers":
         return None
@@ -43,6 +52,28 @@ def classes_of(spec: ModelSpec) -> Classes | None:
     problem = spec.args.get("problem_type") or held.get("problem_type")
     multi_label = problem == "multi_label_classification"
     return Classes(names=names, multi_label=multi_label, unnamed=unnamed and f"{path}: id2label: {unnamed}")
+
+
+def classes_beside(spec: ModelSpec) -> Classes | None:
+    """The classes that classes.json beside `model.weights` names; None if there is no such file."""
+    weights = weights_file(spec)
+    path = weights.parent / CLASSES if weights is not None else None
+    if path is None or not path.is_file():
+        return None
+    try:
+        with opened(path) as file:
+            names = json.load(file)
+    except (ValueError, RecursionError) as e:
+        return Classes(names=(), unnamed=f"{path}: not JSON: {e}", file=CLASSES)
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+        return Classes(names=(), unnamed=f"{path}: expected a list of different names", file=CLASSES)
+    return Classes(names=tuple(names), file=CLASSES)
+
+
+def write_classes(folder: Path, names: Sequence[str]) -> str:
+    """Write classes.json beside published weights. Returns the name of the file."""
+    (folder / CLASSES).write_text(json.dumps(list(names), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return CLASSES
 
 
 def _names(said: Any) -> tuple[tuple[str, ...], str | None]:

@@ -11,7 +11,7 @@ from nimble_jobs.sentence import is_folder, read_folder
 from nimble_jobs.spec.findings import Finding, Rule, register, worded
 from nimble_jobs.spec.formats import LISTS, RECORDS, TEXTS, either
 from nimble_jobs.spec.model import JobSpec
-from nimble_jobs.spec.paths import parse_source
+from nimble_jobs.spec.paths import is_file_of_weights, parse_source
 
 _PER_TOKEN = frozenset({"tokens", "offsets", "token_labels", "token_probabilities"})
 # Made of what a head returns. No base model of transformers returns anything of that kind.
@@ -77,10 +77,12 @@ def _left_out_head(spec: JobSpec) -> Iterator[Finding]:
             yield Finding("output.fields", problem, f"one job for embedding, and another one for {name}", index=index)
 
 
-@rule("output.fields", "model.source")
+@rule("output.fields", "model.source", "model.weights")
 def _names_of_classes(spec: JobSpec) -> Iterator[Finding]:
+    """Weights of the user's own may have the names beside them."""
     scheme = parse_source(spec.model.source).scheme
-    if "top1_label" in spec.output.fields and scheme in ("torchvision", "timm"):
+    own = spec.model.weights is not None and is_file_of_weights(spec.model.weights)
+    if "top1_label" in spec.output.fields and scheme in ("torchvision", "timm") and not own:
         problem = f"top1_label needs names of classes, and a {scheme} model has none"
         at = spec.output.fields.index("top1_label")
         yield Finding("output.fields", problem, "top1, or a transformers model, whose config.json has them", index=at)

@@ -12,6 +12,7 @@ import torch
 from nimble_jobs.data import AnyStaging, Reader, listing_for_member, open_reader
 from nimble_jobs.data import stage as stage_output
 from nimble_jobs.data.answers import Answers
+from nimble_jobs.models.classes import classes_of
 from nimble_jobs.models.pictures import left_out
 from nimble_jobs.planner import Request
 from nimble_jobs.spec import JobSpec
@@ -60,7 +61,7 @@ def opened(context: JobContext, work: only_new.Work | None, column: ColumnOfText
     """The job's input. A member that joined takes the folder of pictures as the one that claimed the job found it."""
     spec, job, fetching = context.spec, context.job, context.fetching
     alike = job.joined and _one_folder(context, work)
-    return open_reader(
+    reader = open_reader(
         spec.input,
         files=work.files if work is not None else None,
         tokens=column,
@@ -68,6 +69,10 @@ def opened(context: JobContext, work: only_new.Work | None, column: ColumnOfText
         arriving=fetching.arriving if fetching is not None else None,
         listing=listing_for_member(spec.output, job.id, job.attempt) if alike else None,
     )
+    classes = classes_of(spec.model) if reader.label_names is not None and "label" in spec.output.fields else None
+    if classes is not None:
+        reader.number_labels(classes.names)
+    return reader
 
 
 def _one_folder(context: JobContext, work: only_new.Work | None) -> bool:

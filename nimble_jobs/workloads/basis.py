@@ -10,6 +10,7 @@ from typing import Any
 from nimble_jobs import spec as specs
 from nimble_jobs.data import Reader
 from nimble_jobs.models import identity, weights_identity
+from nimble_jobs.models.classes import classes_beside
 from nimble_jobs.models.identity import python_identity
 from nimble_jobs.spec import JobSpec, parse_source
 from nimble_jobs.workloads.decode import Decode, on_host
@@ -47,7 +48,12 @@ def basis_parts(
         parts["pooling"] = pooling.words
     if reader.decodes:
         parts["decode"] = (decode or on_host()).to_json()
-    if spec.train is not None:
+    if spec.train is None:
+        if reader.label_names is not None and "label" in spec.output.fields:
+            parts["labels"] = list(reader.label_names)
+        if "top1_label" in spec.output.fields and (classes := classes_beside(spec.model)) is not None:
+            parts["classes"] = list(classes.names)
+    else:
         train = {name: value for name, value in resolved["train"].items() if name not in _NO_EFFECT}
         train["best"] = spec.train.checkpoint.best if spec.train.checkpoint else None
         parts["spec"]["train"] = train

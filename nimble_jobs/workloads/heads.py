@@ -86,12 +86,15 @@ class Heads:
         match field:
             case "top1_label":
                 if classes is None:
-                    raise ModelError("output.fields: top1_label needs names of classes; only config.json has them")
+                    raise ModelError(
+                        "output.fields: top1_label needs names of classes; only config.json has them, or classes.json "
+                        "beside model.weights"
+                    )
                 if classes.unnamed is not None:
                     raise ModelError(f"output.fields: top1_label: {classes.unnamed}")
                 if len(classes.names) != count:
                     raise ModelError(
-                        f"output.fields: top1_label: config.json names {len(classes.names)} classes; "
+                        f"output.fields: top1_label: {classes.file} names {len(classes.names)} classes; "
                         f"the model returns {count}"
                     )
                 return scores.argmax(dim=1)
@@ -120,7 +123,7 @@ class Heads:
         if self.classes is not None and self.classes.unnamed is not None:
             raise ModelError(f"output.fields: {field}: {self.classes.unnamed}")
         if self.classes is None or len(self.classes.names) != scores.shape[2]:
-            known = "" if self.classes is None else f" config.json names {len(self.classes.names)} classes;"
+            known = "" if self.classes is None else f" {self.classes.file} names {len(self.classes.names)} classes;"
             raise ModelError(f"output.fields: {field} needs names of classes;{known} the model has {scores.shape[2]}")
         return scores.argmax(dim=2)
 

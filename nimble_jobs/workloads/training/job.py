@@ -17,6 +17,7 @@ from nimble_jobs.data.files import link_or_copy
 from nimble_jobs.engine import device as devices
 from nimble_jobs.errors import CheckpointGone, Damaged, JobFailed, OutOfMemory
 from nimble_jobs.models import permission
+from nimble_jobs.models.classes import write_classes
 from nimble_jobs.models.classifier import write_config
 from nimble_jobs.models.weights import save_weights
 from nimble_jobs.planner.keys.switches import as_in_training
@@ -156,6 +157,9 @@ def _publish(session: Session, ready: Setup, progress: Progress, steps: Steps, f
         context.event("best", text.format_map(progress.best), progress.best)
     for name in files:
         staging.file(name)
+    names = ready.names or session.data.reader.label_names
+    if session.texts is None and names is not None:
+        staging.file(through(lambda: write_classes(staging.file(MODEL).parent, names)))
     if session.texts is not None:
         folder, texts = staging.file(MODEL).parent, session.texts
         staging.file(through(lambda: write_config(ready.spec.model, folder, ready.names)))
@@ -172,6 +176,8 @@ def _publish(session: Session, ready: Setup, progress: Progress, steps: Steps, f
     if progress.bad_records:
         through(lambda: staging.write_shard(0, {}, progress.bad_in_order(), last=True))
     summary = {"steps": progress.step, "metrics": progress.epochs[-1], "best": progress.best}
+    if names is not None:
+        summary["classes"] = list(names)
     if session.data.decode is not None:
         summary["decode"] = session.data.decode.to_json()
     return through(lambda: staging.publish(summary))

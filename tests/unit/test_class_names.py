@@ -1,0 +1,104 @@
+"""The names of classes that a training publishes beside its weights, and what a scoring job does with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nimble_jobs.models.classes import Classes, classes_of
+from nimble_jobs.spec.model import ModelSpec
+from tests.cli import Cli
+
+NET = "from torch import nn\n\n\ndef net(): return nn.Sequential(nn.Flatten(), nn.Linear(48, 3))\n"
+NAMES = ["ant", "bee", "cat"]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(tmp_path / "home", capsys)
+
+
+def pictures(folder: Path, names: list[str]) -> None:
+    """Four in each folder, with the colour of their class."""
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        pixels = np.zeros((4, 4, 3), dtype=np.uint8)
+        pixels[..., NAMES.index(name) if name in NAMES else 0] = 255
+        for i in range(4):
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+
+
+def run(cli: Cli, folder: Path, **parts: Any) -> str:
+    """Run a job; returns what it wrote to stderr."""
+    base = {"version": 1, "name": "net", "schedule": {"on_miss": "eager"}, "run": {"device": "cpu"}}
+    (folder / "job.yaml").write_text(json.dumps(base | parts))
+    answer = cli("run", str(folder / "job.yaml"), "--allow-python", str(folder))
+    return "" if answer.code == 0 else answer.err
+
+
+def scored(cli: Cli, folder: Path, source: str) -> list[dict[str, Any]] | str:
+    """Classes by the weights of the training, or the error."""
+    error = run(
+        cli,
+        folder,
+        kind="score",
+        model={"source": f"python:{folder}/net.py:net", "weights": str(folder / "out/model.safetensors")},
+        input={"source": str(folder / source), "format": "images", "fields": {"label": "parent"}},
+        output={
+            "path": str(folder / "scored"),
+            "format": "jsonl",
+            "fields": ["label", "top1", "top1_label"],
+            "if_exists": "replace",
+        },
+    )
+    lines = [line for path in sorted((folder / "scored").glob("part-*")) for line in path.read_text().splitlines()]
+    return error or [json.loads(line) for line in lines]
+
+
+def test_classes_keep_their_numbers_and_names(cli: Cli, tmp_path: Path) -> None:
+    """A scoring job over some of the classes numbers and names them as the training did."""
+    (tmp_path / "net.py").write_text(NET)
+    pictures(tmp_path / "train", NAMES)
+    pictures(tmp_path / "new", ["ant", "cat"])
+    pictures(tmp_path / "strange", ["cat", "dog"])
+    pictures(tmp_path / "others", ["dog", "eel"])
+    error = run(
+        cli,
+        tmp_path,
+        kind="finetune",
+        model={"source": f"python:{tmp_path}/net.py:net"},
+        input={
+            "source": str(tmp_path / "train"),
+            "format": "images",
+            "fields": {"label": "parent"},
+            "batch_size": 4,
+        },
+        output={"path": str(tmp_path / "out")},
+        train={"epochs": 8, "optimizer": {"name": "adam", "lr": 0.01}},
+    )
+    assert not error
+    assert json.loads((tmp_path / "out/classes.json").read_text()) == NAMES
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["summary"]["classes"] == NAMES
+    ant, cat = ({"label": i, "top1": i, "top1_label": NAMES[i]} for i in (0, 2))
+    assert scored(cli, tmp_path, "new") == [ant] * 4 + [cat] * 4
+    assert "label is 'dog'; expected one of the 3 known names" in str(scored(cli, tmp_path, "strange"))
+    found = scored(cli, tmp_path, "others")
+    assert [row["label"] for row in found] == [0] * 4 + [1] * 4  # type: ignore[index]  # as the model knows none
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("{", "not JSON"), ('{"a": 0}', "expected a list of different names"), ('["a", "a"]', "different")],
+)
+def test_a_file_that_is_no_list_of_names(text: str, why: str, tmp_path: Path) -> None:
+    """It may be somebody else's, so only jobs that ask for names fail."""
+    (tmp_path / "classes.json").write_text(text)
+    classes = classes_of(ModelSpec(source="torchvision:resnet18", weights=str(tmp_path / "w.safetensors")))
+    assert isinstance(classes, Classes)
+    assert (classes.names, f"{tmp_path / 'classes.json'}: " in str(classes.unnamed)) == ((), True)
+    assert why in str(classes.unnamed)
