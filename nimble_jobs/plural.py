@@ -7,6 +7,7 @@ from collections.abc import Sequence
 _IRREGULAR = {
     "entry": "entries",
     "batch": "batches",
+    "class": "classes",
     "is": "are",
     "was": "were",
     "its": "their",

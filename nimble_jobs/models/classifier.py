@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs.errors import ModelError
+from nimble_jobs.models.classes import classes_of
 from nimble_jobs.models.identity import missing_package, opened
-from nimble_jobs.models.source import source_of
+from nimble_jobs.models.source import source_of, weights_file
 from nimble_jobs.sentence import transformer_folder
 from nimble_jobs.spec.model import ModelSpec
 
@@ -31,6 +32,20 @@ def as_classifier(spec: ModelSpec, classes: int) -> ModelSpec:
             f"model.source: transformers cannot classify texts with a model of type {kind!r}; expected a text encoder"
         )
     return spec.model_copy(update={"args": {**spec.args, "architectures": [name], "num_labels": classes}})
+
+
+def classes_of_head(spec: ModelSpec) -> tuple[str, ...]:
+    """The classes of the head that a model's weights have, as config.json beside them names them; none if it does not.
+
+    Raises ModelError for a configuration that is malformed.
+    """
+    weights = weights_file(spec)
+    if weights is not None and (weights.parent / "config.json").is_file():
+        spec = ModelSpec(source=f"transformers:{weights.parent}")
+    classes = classes_of(spec)
+    if classes is None or all(name == f"LABEL_{i}" for i, name in enumerate(classes.names)):
+        return ()
+    return classes.names
 
 
 def write_config(spec: ModelSpec, folder: Path, names: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from nimble_jobs.models.source import similar
 from nimble_jobs.models.unfilled import Unfilled
 from nimble_jobs.sentence import transformer_folder
 
+NEW_HEAD = "head_is_new"  # attribute of a model that was built with `new_head`: some of its head's weights are random
 _log = logging.getLogger(__name__)
 
 
@@ -188,9 +189,10 @@ def _with_weights(
     except Exception as e:  # the same
         raise ModelError(f"{folder}: its weights cannot be loaded: {type(e).__name__}: {e}") from e
     if new_head:
-        inner = f"{cls.base_model_prefix}."
+        inner, unlike = f"{cls.base_model_prefix}.", [*info["missing_keys"], *info["mismatched_keys"]]
         for kind in ("missing_keys", "mismatched_keys"):
             info[kind] = [n for n in info[kind] if _key(n).startswith(inner) and ".pooler." not in _key(n)]
+        setattr(model, NEW_HEAD, len(unlike) > len(info["missing_keys"]) + len(info["mismatched_keys"]))
     if headless and not more and _lacks_pooler_only(cls, info):
         # Many checkpoints with a head for tokens have none. Random weights would give a random `pooler_output`.
         return _with_weights(cls, folder, config, dtype, new_head=new_head, headless=True, add_pooling_layer=False)

@@ -238,7 +238,10 @@ def _set_up(reading: Reading) -> Setup:
     context, spec, device = reading.context, reading.spec, reading.device
     if reading.texts is None:
         return setup.prepare(spec, reading.data.reader, device, context.allowed_python)
-    return texts.prepare(spec, reading.texts, device, context.allowed_python)
+    ready = texts.prepare(spec, reading.texts, device, context.allowed_python)
+    if ready.head is not None:
+        context.event("head", ready.head, {})
+    return ready
 
 
 def _forward(ready: Setup, read: TrainTexts | None) -> Forward | SeveralForwards:

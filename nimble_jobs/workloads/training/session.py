@@ -90,7 +90,7 @@ def read(context: JobContext, device: torch.device) -> Iterator[Reading]:
         if spec.input.format == "text":
             context.report(phase="tokenize")
             texts = TrainTexts.read(spec, reader, held_out)
-            _tell_cut(context, texts)
+            _tell(context, texts)
         else:
             for note in reader.notes(shuffled=True):
                 context.event("input", note, {})
@@ -145,7 +145,10 @@ def _tell_overlap(context: JobContext, reader: Reader, held_out: Reader) -> None
         context.event("overlap", text, {"files": len(both)})
 
 
-def _tell_cut(context: JobContext, texts: TrainTexts) -> None:
+def _tell(context: JobContext, texts: TrainTexts) -> None:
+    if texts.unused:
+        text = f"no record has the label {some(texts.unused)} of the classes 0 to {len(texts.names) - 1}"
+        context.event("labels", f"{text}; number them from 0 without gaps if this is not meant", {})
     if texts.cut:
         limit = texts.decides["max_length"]
         context.event("truncated", f"{texts.cut:,} texts were cut to {limit} tokens", {"truncated": texts.cut})

@@ -63,6 +63,7 @@ class Setup:
     limits: Limits  # of whole numbers in the input
     further: tuple[Shaped, ...] = ()  # batches of other shapes, over the same weights and optimizer state
     names: tuple[str, ...] = ()  # of the classes of texts
+    head: str | None = None  # what is to be said of a classifier's head
     tokens: int | None = None  # of the request's bucket
     batches: int = 0  # of texts in this bucket, in the whole training
 

@@ -16,14 +16,17 @@ from nimble_jobs import buckets as lengths
 from nimble_jobs.argument_paths import PART
 from nimble_jobs.data import Reader
 from nimble_jobs.errors import DataError
+from nimble_jobs.models import random_weights
 from nimble_jobs.models.build import build
-from nimble_jobs.models.classifier import as_classifier
+from nimble_jobs.models.classifier import as_classifier, classes_of_head
+from nimble_jobs.models.from_transformers import NEW_HEAD
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.planner.keys.options import options_of
 from nimble_jobs.planner.keys.step import code_parts, step_parts
 from nimble_jobs.planner.module.limits import Limits
 from nimble_jobs.planner.step.request import Shared, StepRequest
-from nimble_jobs.spec import JobSpec
+from nimble_jobs.plural import count, some
+from nimble_jobs.spec import JobSpec, ModelSpec
 from nimble_jobs.spec.text import TOKENS_PER_BATCH, TextSpec
 from nimble_jobs.workloads.text.setup import TextSetup, set_up
 from nimble_jobs.workloads.training.batches.bucketed import Bucket, TextEpochs
@@ -33,6 +36,7 @@ from nimble_jobs.workloads.training.step.losses import loss_name, make_loss
 from nimble_jobs.workloads.training.step.setup import Setup, Shaped, begins_with, freeze, in_training, recipe
 
 _MOST_CLASSES = 10_000
+_LEAST_USED = 0.1  # of the numbers from 0 to the largest label
 # As `buckets.choose` takes them, for a long training: a step takes longer to build than a forward pass.
 _MOST_BUCKETS, _PRICE = 16, 0.005
 # A bucket costs so many steps at least. In eager it costs none; to load and check its stored step takes about as long
@@ -46,6 +50,8 @@ class TrainTexts:
 
     epochs: TextEpochs
     names: tuple[str, ...]  # of the classes
+    unused: tuple[int, ...]  # numbers of classes that no label has, if labels are numbers
+    head: tuple[str, ...]  # names of the classes of the head that the training begins with, if they are known
     setup: TextSetup
     decides: dict[str, Any]  # what decides the tokens, beside the spec
     cut: int  # texts that lost tokens
@@ -55,7 +61,12 @@ class TrainTexts:
         """Tokenise everything, and choose the buckets. Raises ModelError for a tokenizer, DataError for texts and
         labels.
         """
-        texts = set_up(spec)
+        texts, head = set_up(spec), classes_of_head(begins_with(spec))
+        by_head = reader.label_names is not None and sorted(head) == sorted(reader.label_names) != list(head)
+        if by_head:
+            for each in (reader, held_out):
+                if each is not None:
+                    each.number_labels(head)
         tokens = token_set(reader, texts.tokenizer, padding=texts.padding, field="input.source")
         held = None
         if held_out is not None:
@@ -69,17 +80,35 @@ class TrainTexts:
         decides = texts.to_json()
         if texts.spec.buckets == "auto":  # a checkpoint counts batches, which other buckets would divide otherwise
             decides["buckets"] = [bucket.tokens for bucket in buckets]
-        return cls(epochs=epochs, names=names, setup=texts, decides=decides, cut=sum(each.cut for each in both))
+        if by_head:
+            decides["classes"] = list(names)
+        unused: set[int] = set()
+        if reader.label_names is None:
+            unused = set(range(len(names))) - set(tokens.labels.tolist())
+        return cls(
+            epochs=epochs,
+            names=names,
+            unused=tuple(sorted(unused)),
+            head=head,
+            setup=texts,
+            decides=decides,
+            cut=sum(each.cut for each in both),
+        )
 
 
 def _names(tokens: TokenSet, reader: Reader) -> tuple[str, ...]:
-    """The names of the classes. Raises DataError for fewer than two, and for numbers that no record counts with."""
+    """The names of the classes. Raises DataError for fewer than two, and for numbers that are far apart."""
     names = reader.label_names
     if names is None:
-        most = int(tokens.labels.max())
+        most, different = int(tokens.labels.max()), len(np.unique(tokens.labels))
+        record = reader.ids(tokens.positions[tokens.labels == most][:1])[0]
         if most >= _MOST_CLASSES:
-            record = reader.ids(tokens.positions[tokens.labels == most][:1])[0]
             raise DataError(f"{TRAINED_ON}: found the label {most} of record {record}; expected below {_MOST_CLASSES}")
+        if different < _LEAST_USED * (most + 1):
+            raise DataError(
+                f"{TRAINED_ON}: found the label {most} of record {record}, although there are {different} different "
+                "labels; expected numbers from 0 with few gaps, or names"
+            )
         names = tuple(str(number) for number in range(most + 1))
     if len(names) < 2:
         raise DataError(f"{TRAINED_ON}: found {', '.join(map(repr, names))} alone; expected at least two classes")
@@ -105,8 +134,8 @@ def buckets_of(spec: JobSpec, found: Sequence[TokenSet], texts: TextSetup) -> tu
     text = texts.spec
     histogram: dict[int, int] = {}
     for tokens in found:
-        for length, count in tokens.histogram.items():
-            histogram[length] = histogram.get(length, 0) + count
+        for length, records in tokens.histogram.items():
+            histogram[length] = histogram.get(length, 0) + records
     if text.buckets == "auto":
         chosen = lengths.choose(histogram, limit=texts.limit, price=_price(spec, found[0], text), most=_MOST_BUCKETS)
     else:
@@ -155,11 +184,23 @@ def prepare(spec: JobSpec, read: TrainTexts, device: torch.device, allowed_pytho
         limits=Limits(),
         further=tuple(shapes[1:]),
         names=read.names,
+        head=_of_head(model, module, read),
         tokens=shapes[0].tokens,
         batches=shapes[0].batches,
     )
     setup.check_code()
     return setup
+
+
+def _of_head(model: ModelSpec, module: nn.Module, read: TrainTexts) -> str | None:
+    """What is to be said of the classifier's head: it is new, or its classes have other names."""
+    if random_weights(model) is not None:
+        return None  # said of the whole model
+    if getattr(module, NEW_HEAD, False):
+        return f"the head is new: the weights have none for {count(len(read.names), 'class')}"
+    if read.head and read.head != read.names:
+        return f"the head is taken over, although its classes are named {some(read.head)}, not {some(read.names)}"
+    return None
 
 
 def _shapes(
