@@ -94,8 +94,8 @@ KINDS = {
     [
         ("numbers", "names", "cross_entropy", r"names \(ant, bee, cat, dog\); expected whole numbers, as the input's"),
         ("names", "numbers", "cross_entropy", r"whole numbers; expected names \(ant, bee, cat, dog\), as the input's"),
-        ("numbers", "fractions", "python", "numbers with fractions; expected whole numbers, as the input's"),
-        ("fractions", "pairs", "mse", "2 numbers with fractions for each record; expected numbers with fractions, as"),
+        ("numbers", "fractions", "python", "floating-point numbers; expected whole numbers, as the input's"),
+        ("fractions", "pairs", "mse", "2 floating-point numbers for each record; expected floating-point numbers, as"),
     ],
 )
 def test_held_out_labels_of_another_kind_are_refused(

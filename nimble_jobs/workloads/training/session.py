@@ -196,5 +196,5 @@ def _kind_of_labels(reader: Reader) -> str:
     empty = reader.labels(np.empty(0, dtype=np.int64))
     if empty is None:
         return "missing"
-    numbers = "whole numbers" if empty.dtype.kind == "i" else "numbers with fractions"
+    numbers = "whole numbers" if empty.dtype.kind == "i" else "floating-point numbers"
     return numbers if empty.ndim == 1 else f"{empty.shape[1]} {numbers} for each record"
