@@ -142,3 +142,42 @@ def test_differences_are_named_as_in_the_spec() -> None:
     assert differences({"weights": "seed:0 a:1"}, {"weights": "seed:1 a:2"}) == [
         "the files or versions behind weights changed"
     ]
+
+
+AUXILIARY = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.flat, self.main, self.aux = nn.Flatten(), nn.Linear(64, 4), nn.Linear(64, 4)
+
+    def forward(self, x):
+        x = self.flat(x)
+        return {"logits": self.main(x), "aux": self.aux(x)} if self.training else self.main(x)
+"""
+
+
+def test_weights_that_no_step_trains(folder: Path) -> None:
+    """The heads that a model has for a loss of several outputs, such as googlenet's, stay as they began."""
+    (folder / "auxiliary.py").write_text(AUXILIARY)
+    source = f"python:{folder}/auxiliary.py:Net"
+    spec = spec_of(folder, output="aux/net", schedule__on_miss="eager", model__source=source, train__epochs=1)
+    attempt = Attempt(spec)
+    attempt.run()
+    assert attempt.said("untrained") == [
+        "in a trial step the loss did not depend on 2 weights, such as aux.weight; "
+        "what gets no gradient is published as it began"
+    ]
+    frozen = spec_of(
+        folder,
+        output="aux-frozen/net",
+        schedule__on_miss="eager",
+        model__source=source,
+        train__epochs=1,
+        train__freeze=["aux.*"],
+    )
+    attempt = Attempt(frozen)
+    attempt.run()
+    assert attempt.said("untrained") == []

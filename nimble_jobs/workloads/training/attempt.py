@@ -19,6 +19,7 @@ from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.planner.step.build import EagerStep, TrainingStep
 from nimble_jobs.planner.step.prepare import PreparedStep
 from nimble_jobs.planner.step.several import SeveralSteps
+from nimble_jobs.plural import count
 from nimble_jobs.schedule import Schedule
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads.bad_records import BadRecords
@@ -88,10 +89,7 @@ def prepared(
     ready = _set_up(reading)
     tell_unchecked(context, ready.limits)
     _check_metrics(spec, ready.classes)
-    varying = setup.unsteady(ready.request)
-    if varying:
-        text = f"{', '.join(varying)} can give different bits in each run on this device; a resumed training may differ"
-        context.event("not-repeatable", text, {"operators": list(varying)})
+    varying = _tried(ready, context)
     kept_in_python = remembered(ready.request)
     building = Building(context.event)
     means = _means(context, on_miss, building, _paying(reading, ready, on_miss))
@@ -131,6 +129,19 @@ def prepared(
             build_s=build_s,
             gang=gang,
         )
+
+
+def _tried(ready: Setup, context: JobContext) -> tuple[str, ...]:
+    """Operators that vary. Events name them, and weights that a step does not train."""
+    tried = setup.try_step(ready.request)
+    if varying := tried.varying:
+        text = f"{', '.join(varying)} can give different bits in each run on this device; a resumed training may differ"
+        context.event("not-repeatable", text, {"operators": list(varying)})
+    if untrained := tried.untrained:
+        weights = f"{count(len(untrained), 'weight')}, such as {untrained[0]}"
+        text = f"in a trial step the loss did not depend on {weights}; what gets no gradient is published as it began"
+        context.event("untrained", text, {"weights": list(untrained)})
+    return varying
 
 
 def joined(ready: Setup, steps: list[PreparedStep], gang: Gang) -> list[PreparedStep]:

@@ -255,11 +255,17 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = True
 
 
-def unsteady(request: StepRequest) -> tuple[str, ...]:
-    """Operators of the step, forward and backward, whose results may differ from run to run on its device.
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What one step in eager has shown."""
 
-    If there are any, a resume cannot be exact. Torch knows these operators. The step runs once in eager, and everything
-    is restored afterwards.
+    varying: tuple[str, ...]  # operators whose results may differ from run to run, so that no resume is exact
+    untrained: tuple[str, ...]  # parameters that got no gradient
+
+
+def try_step(request: StepRequest) -> Tried:
+    """Run the step once in eager, forward and backward; everything is restored afterwards. Torch knows which operators
+    vary on its device.
     """
     device = request.x.device
     objective = Objective(request, device)
@@ -271,9 +277,13 @@ def unsteady(request: StepRequest) -> tuple[str, ...]:
     ):
         warnings.simplefilter("always")
         loss, _ = objective(request.x, request.y)
-        differentiate({"loss": loss}, request.parameters, {"loss": torch.ones_like(loss)}, accumulate=True)
+        one = {"loss": torch.ones_like(loss)}
+        gradients = differentiate({"loss": loss}, request.parameters, one, accumulate=True)
     matches = [re.match(VARIES, str(warning.message)) for warning in caught]
-    return tuple(sorted({match[1] for match in matches if match is not None}))
+    return Tried(
+        varying=tuple(sorted({match[1] for match in matches if match is not None})),
+        untrained=tuple(name for name in request.parameters if name not in gradients),
+    )
 
 
 def _try_loss(train: TrainSpec, request: StepRequest) -> None:
