@@ -94,5 +94,5 @@ class TextSpec(Frozen):
         ge=1,
         le=1 << 24,
         description="Tokens in a batch, padding included: texts padded to N tokens form batches of this number over N. "
-        f"Default: {TOKENS_PER_BATCH:,}; for scoring on a CPU {TOKENS_ON_CPU:,}.",
+        f"Default: {TOKENS_PER_BATCH:,}; scoring on a CPU {TOKENS_ON_CPU:,}.",
     )
