@@ -6,6 +6,7 @@ Environment variables are not among them, but for those that NVIDIA's libraries 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ import torch
 
 from nimble_jobs.engine.device import SWITCHES
 
+log = logging.getLogger(__name__)
+
 Values = Mapping[str, Any]
 _Pair = tuple[Callable[[], Any], Callable[[Any], object]]
 
@@ -26,13 +29,27 @@ def taken() -> Values:
     return {name: read() for name, (read, _) in _SETTINGS.items()}
 
 
+def changed(since: Values) -> Values:
+    """The present values of those settings that have changed."""
+    now = taken()
+    return {name: now[name] for name, value in since.items() if now[name] != value}
+
+
 def put(values: Values) -> list[str]:
-    """Write those of the values that differ from the present ones. Returns their names."""
+    """Write those of the values that differ from the present ones. Returns their names.
+
+    One that cannot be written, such as a working folder that was removed, is left, and the log says so.
+    """
     written = []
     for name, value in values.items():  # in order: a switch stands before those that it changes, too
         read, write = _SETTINGS[name]
-        if read() != value:
+        if read() == value:
+            continue
+        try:
             write(value)
+        except (OSError, RuntimeError) as e:  # torch.backends.disable_global_flags makes torch refuse
+            log.warning("%s: %s stays, as %s could not be set: %s", name, read(), value, e)
+        else:
             written.append(name)
     return written
 

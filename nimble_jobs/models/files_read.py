@@ -16,14 +16,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
+WEIGHTS = (".safetensors", ".pt", ".pt2", ".pth", ".bin", ".ckpt", ".h5", ".gguf", ".onnx")
 _CODE = (".py", ".pyc", ".so")  # what code decides is in the model's identity
 _LIBRARIES = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
 _NOT_DATA = tuple(f"{path}{os.sep}" for path in (*_LIBRARIES, "/proc", "/sys"))
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_WRITES = os.O_WRONLY | os.O_CREAT | os.O_TRUNC  # a file that is only opened for reading and writing is read, too
 
 _State = tuple[int, int, int]  # size, time of change in ns, inode
-_watching: tuple[int, dict[str, _State], set[str]] | None = None  # a thread, what it opens, and what it writes
+# Threads that do other work, what all others open, and what they write.
+_watching: tuple[set[int], dict[str, _State], set[str]] | None = None
 _hooked = False
 
 
@@ -33,6 +34,11 @@ class FilesRead:
     def __init__(self, files: dict[str, _State] | None = None) -> None:
         self._files = {} if files is None else files
 
+    @property
+    def paths(self) -> list[str]:
+        """In the order in which they were read."""
+        return list(self._files)
+
     def changed(self) -> str | None:
         """The path of a file that is another one now, or gone; None if there is none."""
         return next((path for path, state in self._files.items() if state_of(path) != state), None)
@@ -40,14 +46,18 @@ class FilesRead:
 
 @contextmanager
 def files_read(beside: Path) -> Iterator[FilesRead]:
-    """Note what this thread reads in the block; complete after its end. `beside` is the model's own file."""
+    """Note what is read in the block by this thread and those that it starts; complete after its end.
+
+    `beside` is the model's own file.
+    """
     global _watching, _hooked
     if not _hooked:
         sys.addaudithook(_hear)  # it stays as long as the process
         _hooked = True
     files: dict[str, _State] = {}
     written: set[str] = set()
-    outer, _watching = _watching, (threading.get_ident(), files, written)
+    others = {thread.ident for thread in threading.enumerate() if thread.ident is not None} - {threading.get_ident()}
+    outer, _watching = _watching, (others, files, written)
     try:
         yield FilesRead(files)
     finally:
@@ -80,8 +90,8 @@ def state_of(path: str) -> _State | None:
 def _hear(event: str, given: tuple[Any, ...]) -> None:
     if _watching is None or event != "open" or isinstance(given[0], int):
         return
-    thread, files, written = _watching
-    if thread != threading.get_ident():
+    others, files, written = _watching
+    if threading.get_ident() in others:
         return
     name = str(Path(os.fsdecode(given[0])).absolute())
     if given[2] & _WRITES:

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import pytest
 import torch
 
 from nimble_jobs import spec as specs
+from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import process_settings
 from nimble_jobs.job import Job, JobState
 from nimble_jobs.models import weights_identity
 from nimble_jobs.models.files_read import files_read
+from nimble_jobs.planner import Request
+from nimble_jobs.planner.keys.request import key_parts, schedule_key
 from nimble_jobs.spec.model import ModelSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -163,13 +167,63 @@ def test_settings_are_put_back_after_a_failure(worker: Worker) -> None:
     assert process_settings.taken() == before
 
 
+def test_what_an_import_sets_is_set_at_the_next_build(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python imports a package once; its settings are put back after the job, and made again without it."""
+    package = worker.folder.parent / "packages" / "sets_at_import"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import torch\ntorch.use_deterministic_algorithms(True)\n")
+    monkeypatch.syspath_prepend(package.parent)
+    main = "import sets_at_import\n" + SETS.replace("torch.use_deterministic_algorithms(True)\n", "")
+    (worker.folder / "model.py").write_text(main.replace("def make():", "def make(seed=0):"))
+    before = process_settings.taken()
+    source = f"python:{worker.folder}/model.py:make"
+    for number in range(3):
+        job, outputs = worker.score(f"args-{number}", model={"source": source, "args": {"seed": number}})
+        assert (job.schedule["hit"], outputs.min()) == ("miss", 1)
+        assert process_settings.taken() == before
+
+
+def test_what_cannot_be_set_fails_no_job(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    """A model's working folder that is gone by the second job."""
+    (worker.folder / "gone").mkdir()
+    code = SETS.replace('os.chdir("/")', f'os.chdir("{worker.folder}/gone")')
+    (worker.folder / "model.py").write_text(code)
+    worker.score("first")
+    (worker.folder / "gone").rmdir()
+    job, _ = worker.score("again")
+    assert job.schedule["hit"] == "resident"
+    assert "working folder" in caplog.text
+    assert "could not be set" in caplog.text
+
+
+def test_buckets_of_a_model_that_changes_settings_have_steady_keys(tmp_path: Path) -> None:
+    """Facts that were noted before the model's code ran are in the keys of all of them."""
+    (tmp_path / "model.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(3, 2)\n")
+    request = Request(
+        model=ModelSpec(source=f"python:{tmp_path}/model.py:make"), shape=(3,), dtype="float32", batch_size=4
+    )
+    cpu = torch.device("cpu")
+    facts, before = devices.facts(cpu), process_settings.taken()
+    key = schedule_key(key_parts(request, cpu))
+    try:
+        torch.use_deterministic_algorithms(True)
+        assert schedule_key(key_parts(request, cpu)) != key
+        assert schedule_key(key_parts(request, cpu, facts)) == key
+    finally:
+        process_settings.put(before)
+
+
 def test_what_counts_as_read(tmp_path: Path) -> None:
     """Data does, also through a descriptor of `os.open`; code, libraries, and what is written do not."""
-    for name in ("data.json", "model.py", "other.txt"):
+    for name in ("data.json", "model.py", "other.txt", "mapped.dat", "thread.txt"):
         (tmp_path / name).write_text("1")
     with files_read(tmp_path / "model.py") as read:
         (tmp_path / "data.json").read_text()
         os.close(os.open(tmp_path / "other.txt", os.O_RDONLY))
+        with (tmp_path / "mapped.dat").open("r+b") as file:
+            file.read()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit((tmp_path / "thread.txt").read_text).result()
         (tmp_path / "model.py").read_text()
         (tmp_path / "written.txt").write_text("1")
         (tmp_path / "unpacked.txt").write_text("1")
@@ -185,7 +239,7 @@ def test_what_counts_as_read(tmp_path: Path) -> None:
     (tmp_path / "other.txt").unlink()
     assert read.changed() == str(tmp_path / "other.txt")
     (tmp_path / "later.txt").write_text("1")
-    assert "later" not in str(read.changed())
+    assert {Path(path).name for path in read.paths} == {"data.json", "other.txt", "mapped.dat", "thread.txt"}
 
 
 def test_files_that_arguments_name_are_weights(tmp_path: Path) -> None:
@@ -206,13 +260,26 @@ def test_files_that_arguments_name_are_weights(tmp_path: Path) -> None:
     assert all(of(args) != old for args, old in zip(every, before, strict=True))
 
 
+def _another(name: str, value: Any) -> Any:
+    """A value that this setting may have, too."""
+    if isinstance(value, bool):
+        return not value
+    if name == "threads":
+        return value + 1
+    if name == "default device":
+        return "meta"
+    if name == "cuda.preferred_blas_library":
+        return torch._C._BlasBackend.Cublaslt if value == torch._C._BlasBackend.Cublas else torch._C._BlasBackend.Cublas
+    others: dict[Any, Any] = {None: "0", "highest": "high", "none": "tf32", "tf32": "none"}
+    return (others | {(False, False): (True, True), torch.float32: torch.float64})[value]
+
+
 @pytest.mark.parametrize("name", [n for n in process_settings.taken() if n not in ("sys.path", "working folder")])
 def test_each_setting_is_put_back(name: str) -> None:
     """None of them depends on another one, or on the order in which they were set."""
-    others: dict[Any, Any] = {True: False, False: True, None: "0", "highest": "high", "none": "tf32", "tf32": "none"}
-    others |= {(False, False): (True, True), torch.float32: torch.float64, torch.get_num_threads(): 1}
     before = process_settings.taken()
-    other = "meta" if name == "default device" else others.get(before[name], before[name])
+    other = _another(name, before[name])
+    assert other != before[name]
     try:
         process_settings.put({name: other})
         assert process_settings.taken()[name] == other

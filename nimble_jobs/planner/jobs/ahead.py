@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from nimble_jobs.engine import process_settings
 from nimble_jobs.engine.bind import arena_plan
 from nimble_jobs.job import Hit
 from nimble_jobs.kernel_switches import PART, switched_off
@@ -139,25 +140,27 @@ def look_up_or_build(request: Request, *, device: torch.device, store: Store, sa
 def _built(answer: Answer, request: Request, device: torch.device, store: Store, say: Say) -> Answer:
     """The answer after a miss: the schedule was built now, or loaded because another process was quicker."""
     wanted = replace(request, schedule=request.schedule.model_copy(update={"on_miss": "build"}))
-    prepared = prepare(
-        wanted,
-        device=device,
-        store=store,
-        residents=KeepsNothing(),
-        report=reporter(say),
-        waiting=lambda _: say(WAITING),
-    )
+    settings = process_settings.taken()
     try:
-        return replace(
-            answer,
-            hit=prepared.hit,
-            miss_reason=prepared.miss_reason,
-            schedule=prepared.loaded.schedule,
-            fallback=prepared.loaded.fallback,
-            load_s=prepared.load_s,
+        prepared = prepare(
+            wanted,
+            device=device,
+            store=store,
+            residents=KeepsNothing(),
+            report=reporter(say),
+            waiting=lambda _: say(WAITING),
         )
-    finally:
         prepared.loaded.close()
+    finally:
+        process_settings.put(settings)  # which the model's code may have changed: they are in keys
+    return replace(
+        answer,
+        hit=prepared.hit,
+        miss_reason=prepared.miss_reason,
+        schedule=prepared.loaded.schedule,
+        fallback=prepared.loaded.fallback,
+        load_s=prepared.load_s,
+    )
 
 
 def build_ahead(request: Request, *, device: torch.device, store: Store, say: Say = lambda _: None) -> Ahead:

@@ -89,6 +89,7 @@ class Siblings:
     first: Packed | None = None  # the first one's module; None: not made yet
     carried: Carried | None = None  # the shared model as it was before its first batch
     origin: Origin = field(default_factory=Origin)  # the shared model's
+    facts: Mapping[str, str] | None = None  # of the device, before the model's code ran; None: not noted yet
     steady: bool = False  # whether the check of a stored schedule was watched, and left no traces in the model
     # Copies with folded or merged weights, by which of them are. Schedules that need the same copy share it.
     variants: weakref.WeakValueDictionary[Hashable, Packed] = field(default_factory=weakref.WeakValueDictionary)

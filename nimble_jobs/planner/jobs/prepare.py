@@ -7,6 +7,7 @@ import time
 
 import torch
 
+from nimble_jobs.engine import device as devices
 from nimble_jobs.job import Hit
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.planner.jobs.background import Builders
@@ -45,7 +46,9 @@ def prepare(
     JobFailed if `schedule.on_miss` is `fail`.
     """
     start = time.perf_counter()
-    parts = key_parts(request, device)
+    if siblings is not None and siblings.facts is None:
+        siblings.facts = devices.facts(device)
+    parts = key_parts(request, device, siblings.facts if siblings is not None else None)
     key = schedule_key(parts)
     kept = _kept(resident_key(key, request), residents)
     if kept is not None and not kept.provisional and _still_serves(kept, request, store) and kept.put_back():

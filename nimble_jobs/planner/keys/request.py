@@ -108,14 +108,17 @@ class Request:
         )
 
 
-def key_parts(request: Request, device: torch.device) -> dict[str, str]:
-    """Everything that a schedule depends on, readable. Builds, traces and moves nothing; weights are not in it."""
+def key_parts(request: Request, device: torch.device, facts: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Everything that a schedule depends on, readable. Builds, traces and moves nothing; weights are not in it.
+
+    `facts` are those of the device, if they were noted before code of the model ran, which may change some.
+    """
     steps, packing = request.preprocess, request.packing
     size = list(request.input_shape)
     kind = str(request.input_dtype).removeprefix("torch.") if steps is None else steps.dtype
     return {
         **identity(request.model),
-        **devices.facts(device),
+        **(devices.facts(device) if facts is None else facts),
         "format": str(FORMAT_VERSION),
         "mode": "inference",
         "input": f"x:{kind}{size}" if packing is None else f"[{request.batch_size}] {packing.text}",

@@ -24,6 +24,7 @@ from nimble_jobs.engine.step import differentiate
 from nimble_jobs.errors import DataError, ModelError
 from nimble_jobs.models.build import DTYPES, build
 from nimble_jobs.models.from_python import explained
+from nimble_jobs.planner.jobs.origin import noted
 from nimble_jobs.planner.keys.options import options_of
 from nimble_jobs.planner.keys.step import code_parts, step_parts
 from nimble_jobs.planner.keys.switches import VARIES, as_in_training
@@ -101,7 +102,8 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
     train = spec.train
     code = code_parts(spec.model, train)
     model = begins_with(spec).model_copy(update={"dtype": "fp32"})
-    module = build(model, device=str(device), allowed_python=allowed_python)
+    with noted(model):
+        module = build(model, device=str(device), allowed_python=allowed_python)
     freeze(module, train.freeze)
     ranks = ranks_of(spec)
     first = first_batch(reader, batch_size_of(spec))
