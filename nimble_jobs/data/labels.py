@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from nimble_jobs.errors import DataError
 
+Targets = Literal["classes", "numbers", "shares", "stored"]
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -37,6 +38,20 @@ class Labels:
                 bad.setdefault(i, f"label is {strange!r}; expected one of the {len(number)} known names")
         table = np.array([number.get(name, 0) for name in self.names], dtype=np.int64)
         return Labels(values=table[self.values], bad=bad, names=tuple(names))
+
+
+def read(
+    raw: np.ndarray, total: int, targets: Targets, names: Sequence[str] | None, *, where: str, why: str | None = None
+) -> Labels:
+    """Converts stored labels to `targets`: numbers, shares from 0 to 1, or classes; `stored` ones are numbers if they
+    are fractions. `why` says why a class may be missing. Raises DataError as `normalise` and `numbers` do.
+    """
+    if targets in ("numbers", "shares") or (targets == "stored" and fractional(raw)):
+        return numbers(raw, total, where=where, shares=targets == "shares")
+    labels = normalise(raw, total, names=names, where=where)
+    if why is not None:  # says more than `label is missing`
+        labels.bad.update({i: why for i in labels.bad if raw[i] is None})
+    return labels
 
 
 def normalise(raw: np.ndarray, total: int, *, names: Sequence[str] | None, where: str) -> Labels:

@@ -8,9 +8,10 @@ from pathlib import Path
 from nimble_jobs.addresses import is_address
 from nimble_jobs.data.arriving import Arriving
 from nimble_jobs.data.joined import Joined, open_all
+from nimble_jobs.data.labels import Targets
 from nimble_jobs.data.listed import open_listed
 from nimble_jobs.data.object_inputs import Origin
-from nimble_jobs.data.reader import Reader, Targets
+from nimble_jobs.data.reader import Reader
 from nimble_jobs.data.source import Source, list_files
 from nimble_jobs.data.stamps import Stamps
 from nimble_jobs.data.text.fixed import AsTokens

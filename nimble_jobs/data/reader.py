@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from nimble_jobs.data.crew import FEW, FEW_RUNNING, PIECE_AWAY, PIECE_ENCODED, C
 from nimble_jobs.data.encoded import decoders_of, pictures_of, row_bytes
 from nimble_jobs.data.finite import not_finite
 from nimble_jobs.data.ids import check_ids
+from nimble_jobs.data.labels import Targets
 from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.data.records import BadRecord, Batch, Signature
 from nimble_jobs.data.source import READY, Form, Loaded, Source, Wanted, form_of, packing_of, placed
@@ -33,8 +34,6 @@ if TYPE_CHECKING:  # imported here, so that only jobs with pictures load Pillow
     from nimble_jobs.data.text.reading import Texts
     from nimble_jobs.decoding.pool import Decoders
     from nimble_jobs.decoding.recipe import Recipe
-
-Targets = Literal["classes", "numbers", "shares", "stored"]
 
 
 class Reader:
@@ -62,14 +61,9 @@ class Reader:
             self._ids = check_ids(source.ids, f"{where}: input.fields.id", source.place if source.lines else None)
         self._labels: label_values.Labels | None = None
         if source.labels is not None:
+            why = getattr(source, "unlabelled", None)
             at = f"{where}: input.fields.label"
-            if targets in ("numbers", "shares") or (targets == "stored" and label_values.fractional(source.labels)):
-                shares = targets == "shares"
-                self._labels = label_values.numbers(source.labels, source.total, where=at, shares=shares)
-            else:
-                self._labels = label_values.normalise(source.labels, source.total, names=label_names, where=at)
-                if (why := getattr(source, "unlabelled", None)) is not None:  # says more than `label is missing`
-                    self._labels.bad.update({i: why for i in self._labels.bad if source.labels[i] is None})
+            self._labels = label_values.read(source.labels, source.total, targets, label_names, where=at, why=why)
         self._source = source
         self.origin = origin  # if it was fetched from an object store
         self._allow_nan = allow_nan

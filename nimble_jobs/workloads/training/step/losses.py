@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nimble_jobs.data.reader import Targets
+from nimble_jobs.data.labels import Targets
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.from_python import load_function
