@@ -19,7 +19,8 @@ _FROM_CLASSES = {"top1_label", "probabilities", "score"}  # unless the model its
 _FROM_TOKENS = {"token_labels", "token_probabilities"}  # unless, as above
 _OF_TEXTS = {"token_count", "tokens", "offsets"}  # made on the host, unless, as above
 RANKS = ("top1", "top1_label", "top5", "token_labels")  # numbers of classes, which hide that scores are not finite
-_SHOWN = frozenset({"logits", "probability", "probabilities", "token_probabilities"})  # which do not
+_SHOWN = frozenset({"probability", "probabilities", "token_probabilities"})  # which do not
+_SIGMOIDS = frozenset({"probability", "probabilities"})  # of a multi-label model: that of infinity is 1
 LARGEST = "the largest score"  # beside the fields: float32 [n] or [n, tokens]
 _NOT_OUTPUTS = {"id", "label"}
 KNOWN = frozenset(_FROM_LOGITS | _FROM_CLASSES | _FROM_TOKENS | _OF_TEXTS | _NOT_OUTPUTS | {"embedding"})
@@ -29,7 +30,7 @@ _USUAL_CLASSES = 1000
 
 @dataclass(frozen=True)
 class Heads:
-    """The values for `output.fields`, by field, and `LARGEST` if they only rank the scores.
+    """The values for `output.fields`, by field, and `LARGEST` if they only rank scores that no field shows.
 
     top1 and top1_label: int64 [n]; top5: int64 [n, 5]; probability and score: float32 [n]; probabilities: float32
     [n, classes]; token_labels int64 and token_probabilities float32: [n, tokens]. Logits and other outputs stay as the
@@ -49,10 +50,12 @@ class Heads:
     def __call__(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The values by field. Raises ModelError for a field that the model does not return as plain numbers."""
         made: dict[str, torch.Tensor] = {}
+        tokens: torch.Tensor | None = None  # the scores of tokens
         asked = (_FROM_LOGITS | _FROM_CLASSES - set(outputs)) & set(self.fields)
         if _of_tokens(outputs):
             asked.discard("logits")
-        logits = _plain("logits", logits_of(outputs)) if asked else None
+        ranked = logits_of(outputs) if asked else None
+        logits = None if ranked is None else _plain("logits", ranked)
         scores = None if logits is None else logits.float()
         for field in self.fields:
             if field in asked:
@@ -62,15 +65,20 @@ class Heads:
             elif field in outputs:
                 made[field] = _plain(field, outputs[field])
             elif field in _FROM_TOKENS:
-                made[field] = self._of_tokens(field, outputs)
+                tokens = _token_scores(field, outputs) if tokens is None else tokens
+                made[field] = self._of_tokens(field, tokens)
             elif field in _OF_TEXTS:
                 continue
             else:
                 why = ", because its head is left out to pool tokens into embedding" if self.headless else ""
                 raise ModelError(f"output.fields: the model returns no {field!r}{why}; it returns {', '.join(outputs)}")
-        ranked = any(field in made and (field in asked or field not in outputs) for field in RANKS)
-        if ranked and _SHOWN.isdisjoint(made):
-            made[LARGEST] = (outputs["logits"].float() if scores is None else scores).amax(dim=-1)
+        if tokens is not None and scores is None:
+            ranked, scores = outputs["logits"], tokens
+        hidden = any(field in made and (field in asked or field not in outputs) for field in RANKS)
+        shown = _SHOWN - _SIGMOIDS if self._multi_label else _SHOWN
+        if hidden and shown.isdisjoint(made) and not any(value is ranked for value in made.values()):
+            assert scores is not None
+            made[LARGEST] = scores.amax(dim=-1)
         return made
 
     def _of_scores(self, field: str, scores: torch.Tensor) -> torch.Tensor:
@@ -111,13 +119,7 @@ class Heads:
                 # Of the largest: 1 over the sum of what each is of it.
                 return 1.0 / (scores - largest).exp().sum(dim=1)
 
-    def _of_tokens(self, field: str, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        if not _of_tokens(outputs):
-            raise ModelError(
-                f"output.fields: {field} needs logits of shape [batch, tokens, classes]; "
-                f"the model returns {_shapes(outputs)}"
-            )
-        scores = _plain("logits", outputs["logits"]).float()
+    def _of_tokens(self, field: str, scores: torch.Tensor) -> torch.Tensor:
         if field == "token_probabilities":
             return 1.0 / (scores - scores.amax(dim=2, keepdim=True)).exp().sum(dim=2)
         if self.classes is not None and self.classes.unnamed is not None:
@@ -155,6 +157,16 @@ def load_kernels(spec: JobSpec, device: torch.device) -> None:
 def _of_tokens(outputs: Mapping[str, torch.Tensor]) -> bool:
     """Whether the logits are those of tokens, [batch, tokens, classes]."""
     return "logits" in outputs and outputs["logits"].dim() == 3
+
+
+def _token_scores(field: str, outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The scores of tokens, float32 [batch, tokens, classes], for a field. Raises ModelError if there are none."""
+    if not _of_tokens(outputs):
+        raise ModelError(
+            f"output.fields: {field} needs logits of shape [batch, tokens, classes]; "
+            f"the model returns {_shapes(outputs)}"
+        )
+    return _plain("logits", outputs["logits"]).float()
 
 
 def _plain(name: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nimble_jobs import spec as specs
 from nimble_jobs.data.records import TokenRows
@@ -129,6 +130,37 @@ def test_values_of_padding_do_not_count() -> None:
         made = Heads.of(fields, classes)({"logits": scores})
         found = Columns(fields, classes.names).add(made, ["a", "b"], None, tokens)
         assert {name: rows.tolist() for name, rows in found.items()} == {fields[0]: [1]}
+
+
+@pytest.mark.parametrize("fields", [["top1", "probability"], ["top1", "probabilities"]])
+def test_a_sigmoid_hides_infinity(fields: list[str]) -> None:
+    """A multi-label model gives a probability of 1 for an infinite score; a softmax gives NaN."""
+    scores = torch.tensor([[0.0, 1.0], [torch.inf, 0.0]])
+    for multi_label, told in ((True, "top1"), (False, fields[1])):
+        classes = Classes(names=("a", "b"), multi_label=multi_label)
+        made = Heads.of(fields, classes)({"logits": scores})
+        assert list(Columns(fields).add(made, ["a", "b"], None)) == [told]
+
+
+def test_scores_are_looked_at_once() -> None:
+    """If the ranked output is itself a field, that field tells of a bad record. Tokens' scores are converted once."""
+    made = Heads.of(["top1", "output"])({"output": torch.tensor([[0.0, torch.nan]])})
+    assert list(made) == ["top1", "output"]
+    assert list(Columns(["top1", "output"]).add(made, ["a"], None)) == ["output"]
+    scores, classes = torch.zeros(1, 2, 3, dtype=torch.float16), Classes(names=("a", "b", "c"))
+    with _Conversions() as conversions:
+        assert len(Heads.of(["token_labels"], classes)({"logits": scores})) == 2
+    assert conversions.seen == 1
+
+
+class _Conversions(TorchDispatchMode):
+    """Counts conversions to another type."""
+
+    seen = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += func is torch.ops.aten._to_copy.default
+        return func(*args, **(kwargs or {}))
 
 
 def test_outputs_that_have_the_names_of_ranks() -> None:
