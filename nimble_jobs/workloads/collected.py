@@ -35,14 +35,14 @@ class Form:
     fields: tuple[str, ...]
     classes: tuple[str, ...] = ()  # names of the model's classes, if any are wanted
     per_token: frozenset[str] = frozenset()  # outputs with a value for each token
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of records, by field, of all shards; filled in
 
 
 class Collected:
     """Collects the batches of one or several shards that follow each other."""
 
-    def __init__(self, form: Form) -> None:
-        self._columns = Columns(form.fields, form.classes, form.per_token, form.shapes)
+    def __init__(self, form: Form, shapes: dict[str, tuple[int, ...]]) -> None:
+        """`shapes` of records, by field, which other shards had; those that are new are added."""
+        self._columns = Columns(form.fields, form.classes, form.per_token, shapes)
         self._indexes: list[np.ndarray] = []
         self._shortened: list[np.ndarray] = []
         self._bad: list[BadRecord] = []

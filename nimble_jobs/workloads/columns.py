@@ -28,7 +28,7 @@ class Columns:
         shapes: dict[str, tuple[int, ...]] | None = None,
     ) -> None:
         """`names` of the classes, for top1_label and token_labels. `per_token`: outputs with a value for each token.
-        `shapes` of records, by field, as other shards have them.
+        `shapes` of records, by field, which other shards had; those that are new are added.
         """
         self._fields = tuple(fields)
         self._shapes = {} if shapes is None else shapes

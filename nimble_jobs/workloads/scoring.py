@@ -117,6 +117,7 @@ class Scoring:
         names = () if self._heads.classes is None else self._heads.classes.names
         fields = context.spec.output.fields if ends.answers is None else FIELDS
         self._form = Form(fields=fields, classes=names, per_token=ends.per_token)
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of records, by field, in all shards of this attempt
         self._open: Collected | None = None  # the shards that collect batches
         self._landings = Landings()  # of the results of all lanes
 
@@ -259,7 +260,7 @@ class Scoring:
         landed, part = result.landed, result.landed.beside
         try:
             if self._open is None:
-                self._open = Collected(self._form)
+                self._open = Collected(self._form, self._shapes)
             self._open.add(landed.outputs, part.batch, result.batch_size)
         finally:
             landed.release()
