@@ -22,6 +22,7 @@ from nimble_jobs.models.weights import load_weights
 from nimble_jobs.spec.model import ModelSpec
 
 _SIZES = "sizes_exported_with"  # an attribute of programs: the least and largest size of each axis of each input
+_TRACED = 2  # the least that torch assumes of a free size while it traces
 
 _log = logging.getLogger(__name__)
 
@@ -57,17 +58,20 @@ def build(file: Path, spec: ModelSpec, dtype: torch.dtype, device: str, folders:
     return _without_modes(module, file)
 
 
-def check_sizes(module: nn.Module, source: str, batch_size: int, shape: Sequence[int] | None) -> None:
+def check_sizes(
+    module: nn.Module, source: str, batch_size: int, shape: Sequence[int] | None, *, texts: bool = False
+) -> None:
     """Raises ModelError for a program that was exported with other sizes than a batch has, or than records of its only
-    input have, if their `shape` is given. Other modules take any.
+    input have, if their `shape` is given. Other modules take any. Batches of `texts` have a size for each length.
     """
     sizes = getattr(module, _SIZES, [])
     for rows, *_ in filter(None, sizes):
         if not _within(batch_size, rows):
-            raise ModelError(
-                f"model.source: {source} was exported with batches of {_said(rows)}, and input.batch_size is "
-                f"{batch_size}; set it to {_said(rows)}, or export with a free first size (torch.export.Dim)"
-            )
+            said, free = _said(rows), "export with a free first size (torch.export.Dim)"
+            found = f"input.batch_size is {batch_size}; set it to {said}, or {free}"
+            if texts:
+                found = f"batches of texts have other sizes, such as {batch_size}; {free}"
+            raise ModelError(f"model.source: {source} was exported with batches of {said}, and {found}")
     if shape is not None and len(sizes) == 1 and sizes[0]:
         _, *axes = sizes[0]
         if len(axes) != len(shape) or not all(map(_within, shape, axes)):
@@ -97,7 +101,8 @@ def _bounds(size: Any, program: torch.export.ExportedProgram) -> tuple[int, int 
     known = program.range_constraints.get(size.node.expr)
     if known is None:
         return 0, None
-    return int(known.lower), int(known.upper) if known.upper <= sys.maxsize else None
+    # torch lets a free size be 0 or 1 unless its least is above 2: it traces with 2 or more, whatever was asked for.
+    return int(known.lower) if known.lower > _TRACED else 0, int(known.upper) if known.upper <= sys.maxsize else None
 
 
 def _loaded(file: Path, opened: Any) -> torch.export.ExportedProgram:

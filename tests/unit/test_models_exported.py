@@ -18,7 +18,9 @@ from torch import nn
 
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.build import build, save_weights
+from nimble_jobs.models.from_exported import check_sizes
 from nimble_jobs.models.pt2_check import why_code
+from nimble_jobs.packing import text_layout
 from nimble_jobs.planner import Request
 from nimble_jobs.planner.jobs.loaded import build_module
 from nimble_jobs.spec.model import ModelSpec, ScheduleSpec
@@ -95,6 +97,10 @@ def test_it_keeps_what_it_was_exported_with(saved: tuple[Net, Path]) -> None:
         (None, 4, (4,), None),
         (torch.export.Dim("n"), 9, (4,), None),
         (2 * torch.export.Dim("n"), 8, (4,), None),
+        (torch.export.Dim.DYNAMIC, 1, (4,), None),
+        (torch.export.Dim.AUTO, 1, (4,), None),
+        (torch.export.Dim("n", min=2), 1, (4,), None),
+        (torch.export.Dim("n", min=3), 1, (4,), "was exported with batches of at least 3, and input.batch_size is 1"),
     ],
 )
 def test_sizes_of_batches_are_compared_with_those_of_the_export(
@@ -118,6 +124,37 @@ def test_sizes_of_batches_are_compared_with_those_of_the_export(
         return
     with pytest.raises(ModelError, match=re.escape(f"model.source: exported:{path} {said}")):
         build_module(request, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("free", [torch.export.Dim.DYNAMIC, torch.export.Dim("c", min=2)])
+def test_an_axis_of_records_may_have_one_place(tmp_path: Path, free: Any) -> None:
+    """As batches of one record do: torch does not keep a free size from being 1."""
+    program = torch.export.export(nn.ReLU(), (torch.zeros(4, 4),), dynamic_shapes={"input": {1: free}})
+    torch.export.save(program, tmp_path / "net.pt2")
+    module = of(tmp_path / "net.pt2")
+    check_sizes(module, "exported:net.pt2", 4, (1,))
+    assert module(torch.zeros(4, 1)).shape == (4, 1)
+
+
+class OfTexts(nn.Module):
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return input_ids * attention_mask
+
+
+def test_batches_of_texts_have_sizes_that_no_field_sets(tmp_path: Path) -> None:
+    """So the message only says how to export."""
+    rows, layout = torch.ones(4, 8, dtype=torch.int64), text_layout(8)
+    torch.export.save(torch.export.export(OfTexts(), (rows, rows)), tmp_path / "net.pt2")
+    source = f"exported:{tmp_path}/net.pt2"
+    request = Request(
+        model=ModelSpec(source=source), shape=(layout.nbytes,), dtype="uint8", batch_size=5, packing=layout
+    )
+    with pytest.raises(ModelError) as raised:
+        build_module(request, torch.device("cpu"))
+    assert str(raised.value) == (
+        f"model.source: {source} was exported with batches of 4, and batches of texts have other sizes, such as 5; "
+        "export with a free first size (torch.export.Dim)"
+    )
 
 
 def test_weights_can_be_replaced(saved: tuple[Net, Path], tmp_path: Path) -> None:

@@ -274,7 +274,9 @@ def build_module(request: Request, device: torch.device, like: Packed | None = N
         raise OutOfMemory(f"not enough memory on {device} for the model's weights: {e}") from e
     packing, call = request.packing, None
     alone = packing is None and request.preprocess is None
-    check_sizes(module, request.model.source, request.batch_size, request.shape if alone else None)
+    texts = packing is not None and any(part.is_made for part in packing.parts)
+    shape = request.shape if alone else None
+    check_sizes(module, request.model.source, request.batch_size, shape, texts=texts)
     if packing is not None:
         call = call_of(module, [part.path for part in packing.parts])
     if request.embedding:
