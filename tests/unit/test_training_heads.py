@@ -107,5 +107,12 @@ def test_numbers_that_no_label_has(folder: Path, tmp_path: Path) -> None:
     attempt = trained(folder, "gaps", input__source=source(1, 2, 4), train__validation=None, train__epochs=1)
     (said,) = attempt.said("labels")
     assert said.startswith("no record has the label 0, 3 of the classes 0 to 4; ")
+    attempt = trained(
+        folder, "stars", input__source=source(10, 20, 30, 40, 50), train__validation=None, train__epochs=1
+    )
+    (said,) = attempt.said("labels")
+    assert "of the classes 0 to 50" in said
+    with pytest.raises(DataError, match=r"found the label 1000 of .*; expected .*, numbers below 1000, or names"):
+        trained(folder, "ids", input__source=source(0, 1, 1000), train__validation=None)
     with pytest.raises(DataError, match=r"found the label 9999 of record t-2, although there are 3 different labels"):
         trained(folder, "far", input__source=source(0, 1, 9999), train__validation=None)

@@ -36,7 +36,8 @@ from nimble_jobs.workloads.training.step.losses import loss_name, make_loss
 from nimble_jobs.workloads.training.step.setup import Setup, Shaped, begins_with, freeze, in_training, recipe
 
 _MOST_CLASSES = 10_000
-_LEAST_USED = 0.1  # of the numbers from 0 to the largest label
+_MANY = 1000  # a label from here on is rather an id than a class if few of the numbers below it are labels
+_LEAST_USED = 0.1  # of the numbers from 0 to such a label
 # As `buckets.choose` takes them, for a long training: a step takes longer to build than a forward pass.
 _MOST_BUCKETS, _PRICE = 16, 0.005
 # A bucket costs so many steps at least. In eager it costs none; to load and check its stored step takes about as long
@@ -104,10 +105,10 @@ def _names(tokens: TokenSet, reader: Reader) -> tuple[str, ...]:
         record = reader.ids(tokens.positions[tokens.labels == most][:1])[0]
         if most >= _MOST_CLASSES:
             raise DataError(f"{TRAINED_ON}: found the label {most} of record {record}; expected below {_MOST_CLASSES}")
-        if different < _LEAST_USED * (most + 1):
+        if most >= _MANY and different < _LEAST_USED * (most + 1):
             raise DataError(
                 f"{TRAINED_ON}: found the label {most} of record {record}, although there are {different} different "
-                "labels; expected numbers from 0 with few gaps, or names"
+                f"labels; expected numbers from 0 with few gaps, numbers below {_MANY}, or names"
             )
         names = tuple(str(number) for number in range(most + 1))
     if len(names) < 2:
