@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nimble_jobs.errors import ModelError
-from nimble_jobs.regular import read_regular
+from nimble_jobs.regular import open_regular
 from nimble_jobs.sentence import transformer_folder
 
-_LARGEST = 1 << 20  # bytes of a configuration; a larger file is none
+_LARGEST = 16 << 20  # bytes of a configuration; thousands of added tokens take more than 1 MiB
 _SENSIBLE = 1 << 24  # tokens; transformers writes 1e30 where a tokenizer has no limit
 # Their positions begin behind that of the padding token, so two of the table's rows are never used.
 _SHIFTED = frozenset(
@@ -56,7 +56,8 @@ class TextModel:
 
 
 def text_model(folder: Path, config: Mapping[str, Any] | None = None) -> TextModel:
-    """What the folder says. A missing or unreadable file says nothing: other checks report it.
+    """What the folder says. A missing or unreadable file says nothing: other checks report it. Raises ModelError
+    for a file that is too large.
 
     `config` is the configuration with its defaults, which config.json may leave out.
     """
@@ -136,10 +137,15 @@ def _count(value: object) -> int | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file of JSON; an empty one if the file is missing, too large, or holds no object."""
+    """The object in a file of JSON; an empty one if the file is missing or holds no object. Raises ModelError if it is
+    too large.
+    """
     try:
-        data = read_regular(path)
+        with open_regular(path) as file:
+            data = file.read(_LARGEST + 1)
         found = json.loads(data) if len(data) <= _LARGEST else None
     except (OSError, ValueError, RecursionError):
         return {}
+    if len(data) > _LARGEST:
+        raise ModelError(f"{path}: larger than {_LARGEST >> 20} MiB; expected a small JSON file")
     return found if isinstance(found, dict) else {}

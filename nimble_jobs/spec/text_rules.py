@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nimble_jobs.errors import ModelError
 from nimble_jobs.sentence import transformer_folder
-from nimble_jobs.spec.findings import Finding, Rule, register
+from nimble_jobs.spec.findings import Finding, Rule, register, worded
 from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import parse_source
@@ -139,7 +139,10 @@ def _of_the_model(spec: JobSpec) -> Iterator[Finding]:
         return
     source, text = parse_source(spec.model.source), spec.input.text
     if source.scheme == "transformers":
-        known = text_model(Path(source.target))
+        try:
+            known = text_model(Path(source.target))
+        except ModelError:  # `check_files` reports it
+            return
         if text is not None and text.max_length and known.positions and text.max_length > known.positions:
             problem = f"found {text.max_length}, but the model has {known.positions} positions"
             yield Finding("input.text.max_length", problem, f"at most {known.positions}")
@@ -168,8 +171,13 @@ def check_files(spec: JobSpec) -> Iterator[Finding]:
         return
     source, text = parse_source(spec.model.source), spec.input.text
     if source.scheme == "transformers":
-        config = {**read_json(_folder(source.target) / "config.json"), **spec.model.args}
-        limit = (text.max_length if text is not None else None) or text_model(Path(source.target)).limit
+        try:
+            config = {**read_json(_folder(source.target) / "config.json"), **spec.model.args}
+            limit = text_model(Path(source.target)).limit
+        except ModelError as e:
+            yield worded("model.source", str(e))
+            return
+        limit = (text.max_length if text is not None else None) or limit
         if problem := problem_of_padding(config, classifies=classifies(spec, config), limit=limit):
             yield Finding("model.source", *problem)
     if text is not None and text.tokenizer is not None:

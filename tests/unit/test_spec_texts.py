@@ -54,6 +54,15 @@ def test_what_a_folder_says(tmp_path: Path) -> None:
     assert text_model(tmp_path / "none").limit is None
 
 
+def test_a_file_that_is_too_large_is_a_problem_of_the_spec(tmp_path: Path) -> None:
+    """It is not passed over, since it may say how texts are split or cut."""
+    lay_out(tmp_path)
+    (tmp_path / "job.yaml").write_text(TEXTS)
+    rewrite(tmp_path / "bert" / "tokenizer_config.json", note="x" * (16 << 20))
+    with pytest.raises(SpecError, match=r"model\.source: .*tokenizer_config\.json: larger than 16 MiB"):
+        spec.load(tmp_path / "job.yaml")
+
+
 @pytest.mark.parametrize("kind", ["roberta-prelayernorm", "xmod", "luke", "ibert"])
 def test_models_whose_positions_begin_behind_the_padding(tmp_path: Path, kind: str) -> None:
     rewrite(tmp_path / "config.json", model_type=kind, max_position_embeddings=66, pad_token_id=1)

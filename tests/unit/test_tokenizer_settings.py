@@ -10,8 +10,10 @@ import pytest
 
 from nimble_jobs import spec as specs
 from nimble_jobs.data.text.tokenizer import Tokenizer, TokenRules
+from nimble_jobs.errors import ModelError
 from nimble_jobs.models import tokenizer_file
 from nimble_jobs.models.tokenizer_file import tokenizer_json
+from nimble_jobs.models.tokenizer_settings import cuts_start
 from nimble_jobs.workloads.text.setup import set_up
 from tests.text_jobs import text_spec, write_texts
 from tests.text_models import rewrite, write_bert
@@ -85,6 +87,15 @@ def test_tokenizers_of_berts_kind(settings: dict[str, Any], lowercase: bool, nam
     config = settings if named is None else {"tokenizer_class": named, **NAMES, **settings}
     write_wordpiece(tmp_path, config, lowercase=lowercase)
     same(tmp_path)
+
+
+def test_large_files_of_settings_count(tmp_path: Path) -> None:
+    """Thousands of added tokens take more than 1 MiB. Far larger files are refused, not passed over."""
+    write_wordpiece(tmp_path, {"note": "x" * (2 << 20), "truncation_side": "left"}, lowercase=False)
+    assert cuts_start(tokenizer_json(tmp_path), tmp_path)
+    rewrite(tmp_path / "tokenizer_config.json", note="x" * (16 << 20))
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: larger than 16 MiB; expected a small JSON file"):
+        tokenizer_json(tmp_path)
 
 
 def test_without_a_file_of_settings_the_class_has_defaults(tmp_path: Path) -> None:
