@@ -22,6 +22,7 @@ from nimble_jobs.store.home import resolve
 from nimble_jobs.views import jobs as job_view
 from nimble_jobs.worker.executor import real_station
 from nimble_jobs.worker.foreground import run_inline
+from nimble_jobs.workloads.collected import Form
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.heads import Heads
 from nimble_jobs.workloads.look import look
@@ -197,6 +198,11 @@ def test_outputs_that_are_no_rows_of_numbers(store: Store, tmp_path: Path, body:
     job = ended(store, submit(store, tmp_path, body, ["id", field], "parquet"))
     assert job.state is JobState.FAILED
     assert str(job.error).startswith(f"output.fields: {said}"), job.error
+
+
+def test_a_form_is_a_plain_value() -> None:
+    """What shards have shown is kept by the job that scores them."""
+    assert len({Form(fields=("z",)), Form(fields=("z",))}) == 1
 
 
 def test_types_that_numpy_does_not_know_become_float32() -> None:
