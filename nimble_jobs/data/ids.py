@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import count
 from typing import overload
@@ -116,7 +117,7 @@ class Renamed(Ids):
 
     def __init__(self, ids: Ids, names: Mapping[int, str]) -> None:
         super().__init__((), ids.made_up)
-        self._ids, self._names = ids, names
+        self._ids, self._names, self._places = ids, names, sorted(names)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -130,7 +131,7 @@ class Renamed(Ids):
         if isinstance(at, int):
             return self._names.get(at) or self._ids[at]
         texts = self._ids[at.start : at.stop : at.step]
-        for i in self._names:
+        for i in self._places[bisect_left(self._places, at.start) : bisect_left(self._places, at.stop)]:
             if i in at:
                 texts[at.index(i)] = self._names[i]
         return texts
@@ -191,11 +192,12 @@ def check_ids(ids: Ids, where: str, line: Callable[[int], str] | None) -> Ids:
 
 def _names(ids: Ids, positions: Sequence[int]) -> dict[int, str]:
     """Another name for each of these ids, which no record has: NAME-2 and so on."""
-    before = tuple({f"{ids[i]}-" for i in positions})
-    known = {text for a in range(0, len(ids), STEP) for text in ids[a : a + STEP] if text.startswith(before)}
+    before = {i: ids[i] for i in positions}
+    further = {name: count(2) for name in before.values()}
+    known = {text for a in range(0, len(ids), STEP) for text in ids[a : a + STEP] if text.rpartition("-")[0] in further}
     names: dict[int, str] = {}
-    for i in positions:
-        names[i] = next(name for n in count(2) if (name := f"{ids[i]}-{n}") not in known)
+    for i, name in before.items():
+        names[i] = next(other for n in further[name] if (other := f"{name}-{n}") not in known)
         known.add(names[i])
     return names
 

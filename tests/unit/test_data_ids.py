@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nimble_jobs.data import csv_file, open_reader
+from nimble_jobs.data import csv_file, ids, open_reader
+from nimble_jobs.data.ids import Ids, JoinedIds, Renamed, check_ids
 from nimble_jobs.errors import DataError
 from nimble_jobs.seen import Counts, FileList, InputFile
 from nimble_jobs.spec.model import FieldsSpec, InputSpec
@@ -69,6 +70,47 @@ def test_made_up_ids_give_way_to_real_ones(
     lines = "".join("1,2,3\n" if name is None else f"{name},1\n" for name in ids)
     found, _ = ids_of(write(tmp_path, {"a.csv": f"id,x\n{lines}"}) / "a.csv", "csv", x="x", id="id")
     assert found == [f"row-{i}-2" if name is None else name for i, name in enumerate(ids)]
+
+
+def test_names_that_are_made_up_go_on_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each number is tried once for a name, however many files have it."""
+    tried: list[int] = []
+
+    def count(first: int) -> Iterator[int]:
+        for n in range(first, 1000):
+            tried.append(n)
+            yield n
+
+    monkeypatch.setattr(ids, "count", count)
+    real = Ids(["row-1-3", "row-1-x", "row-2-2", "-", "row-1"])
+    made_up = [Ids(["row-1", "row-2"], {0, 1}) for _ in range(40)]
+    found = check_ids(JoinedIds([*made_up, real]), "here", None)
+    ones = [f"row-1-{n}" for n in range(2, 43) if n != 3]
+    twos = ["row-2", *(f"row-2-{n}" for n in range(3, 42))]
+    assert list(found[:]) == [name for pair in zip(ones, twos, strict=True) for name in pair] + list(real[:])
+    assert len(tried) == 41 + 40
+
+
+def test_other_names_are_looked_up_by_position() -> None:
+    """A batch does not look at the names outside of it."""
+
+    class Names(dict[int, str]):
+        walks = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.walks += 1
+            return super().__iter__()
+
+    names = Names({7: "g", 1: "b", 4: "e"})
+    renamed = Renamed(Ids([str(i) for i in range(9)]), names)
+    walks = names.walks
+    whole = ["0", "b", "2", "3", "e", "5", "6", "g", "8"]
+    assert [renamed[i] for i in range(-9, 9)] == whole * 2
+    for first in range(10):
+        for last in range(first, 10):
+            assert renamed[first:last] == whole[first:last]
+    assert renamed[1::3] == ["b", "e", "g"]
+    assert names.walks == walks
 
 
 @pytest.mark.parametrize("which", ["id", "label"])
