@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ import pyarrow.csv as pacsv
 
 from nimble_jobs.plural import count
 
-_NAN = re.compile(rb"nan", re.IGNORECASE)
+# Cells that count as empty: pyarrow's default without the spellings of NaN, which is a number.
 _NULLS = [text for text in pacsv.ConvertOptions().null_values if text.lower().lstrip("-") != "nan"]
 
 
@@ -30,21 +29,13 @@ def parse(
         odd[row.number - 1] = f"line has {count(row.actual_columns, 'cell')}; expected {row.expected_columns}"
         return "skip"
 
-    def read(**options: Any) -> pa.Table:
-        return pacsv.read_csv(
-            pa.BufferReader(data),
-            # One block and one thread, because otherwise pyarrow does not number rows.
-            read_options=pacsv.ReadOptions(use_threads=False, column_names=list(known), block_size=len(data) + 16),
-            parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=note),
-            convert_options=pacsv.ConvertOptions(**options),
-        )
-
-    table = read(include_columns=list(names), column_types=types)
-    holes = [field.name for field in table.schema if pa.types.is_floating(field.type) and table[field.name].null_count]
-    if holes and _NAN.search(data):  # pyarrow has taken it for an empty cell
-        whole = read(include_columns=holes, column_types=dict.fromkeys(holes, pa.float64()), null_values=_NULLS)
-        for name in holes:
-            table = table.set_column(table.schema.get_field_index(name), name, whole[name])
+    table = pacsv.read_csv(
+        pa.BufferReader(data),
+        # One block and one thread, because otherwise pyarrow does not number rows.
+        read_options=pacsv.ReadOptions(use_threads=False, column_names=list(known), block_size=len(data) + 16),
+        parse_options=pacsv.ParseOptions(newlines_in_values=True, invalid_row_handler=note),
+        convert_options=pacsv.ConvertOptions(include_columns=list(names), column_types=types, null_values=_NULLS),
+    )
     return with_rows(table, odd), odd
 
 

@@ -6,14 +6,16 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from nimble_jobs.data import Batch, blocks, columns, csv_file, memory, open_reader
+from nimble_jobs.data import Batch, blocks, columns, csv_cells, csv_cuts, csv_file, memory, open_reader
 from nimble_jobs.data import parquet as parquet_files
 from nimble_jobs.errors import DataError
 from nimble_jobs.spec.model import FieldsSpec, InputSpec
@@ -315,3 +317,33 @@ def test_an_empty_cell_is_not_taken_for_nan(whole_bytes: int, tmp_path: Path, mo
         "6: age: column 'a' is empty; expected a number",
         "7: meta.size: column 'b' holds 'x'; expected a number",
     ]
+
+
+@pytest.mark.parametrize("whole_bytes", [64 << 20, 0], ids=["whole", "in blocks"])
+@pytest.mark.parametrize("nan", ["NaN", "nan", "-nan"])
+def test_nan_among_whole_numbers(nan: str, whole_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes the column one of fractions. Words for a missing value still count as empty cells."""
+    monkeypatch.setattr(csv_file, "WHOLE_BYTES", whole_bytes)
+    monkeypatch.setattr(csv_cuts, "CUT_BYTES", 1)  # a block of its own for each record
+    path = csv(tmp_path, f"a,b\n1,2\n{nan},4\n5,6\n,7\nNULL,8\n")
+    empty = "column 'a' is empty; expected a number"
+    finite = "1 of 2 values are NaN or infinite; expected finite numbers"
+    batch = read(path, "a,b")
+    assert (batch.x.dtype, batch.x.tolist()) == (np.float32, [[1, 2], [5, 6]])
+    assert [one.reason for one in batch.bad] == [f"{path}:3: {finite}", f"{path}:5: {empty}", f"{path}:6: {empty}"]
+    batch = read(path, "a,b", allow_nan=True)
+    np.testing.assert_array_equal(batch.x, [[1, 2], [np.nan, 4], [5, 6], [np.nan, 7], [np.nan, 8]])
+    assert not batch.bad
+    path = csv(tmp_path, "a,b\n1,2\nN/A,4\nnull,6\n")
+    batch = read(path, "a,b", allow_nan=True)
+    assert (batch.x.dtype, batch.x.tolist()) == (np.int64, [[1, 2]])
+    assert [one.reason for one in batch.bad] == [f"{path}:3: {empty}", f"{path}:4: {empty}"]
+
+
+def test_a_table_with_empty_cells_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it holds NaN."""
+    reads = Mock(wraps=pacsv.read_csv)
+    monkeypatch.setattr(pacsv, "read_csv", reads)
+    table, _ = csv_cells.parse(b"1.5,2\n,3\nNaN,4\n", ["a", "b"], ["a", "b"], {})
+    assert str(table["a"].to_pylist()) == "[1.5, None, nan]"
+    assert reads.call_count == 1
