@@ -22,7 +22,8 @@ from nimble_jobs.workloads import attempt
 )
 def test_who_takes_it(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], takes: bool) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(attempt, "open_reader", lambda spec, **options: given.update(options))
+    reader = SimpleNamespace(label_names=None)
+    monkeypatch.setattr(attempt, "open_reader", lambda spec, **options: given.update(options) or reader)
     monkeypatch.setattr(attempt, "listing_for_member", lambda output, job, number: (output, job, number))
     asked = {"joined": True, "origins": {}, "fetching": None, "work": None} | changes
     context: Any = SimpleNamespace(
