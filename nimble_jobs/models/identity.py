@@ -96,7 +96,7 @@ def _named_in(value: Any) -> list[str]:
     if isinstance(value, list):
         return [found for each in value for found in _named_in(each)]
     paths = weights_in(Path(value)) or [value] if isinstance(value, str) and value else []
-    return [f"{path}:{state}" for path in paths if (state := state_of(path)) is not None]
+    return [_stat(Path(path)) for path in paths if state_of(path) is not None]
 
 
 def _weights_of(folder: Path) -> list[Path]:

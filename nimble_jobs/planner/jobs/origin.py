@@ -22,10 +22,6 @@ class Origin:
     files: FilesRead = field(default_factory=FilesRead)
     settings: process_settings.Values = field(default_factory=dict)  # of the process, that the code has changed
 
-    def changed(self) -> str | None:
-        """The path of a file that the model was built from and that is another one now; None if there is none."""
-        return self.files.changed()
-
     def set_again(self) -> None:
         """Set what the model's code has set, since only this process's first job with the model runs that code."""
         process_settings.put(self.settings)

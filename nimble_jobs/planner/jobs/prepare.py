@@ -92,7 +92,7 @@ def _kept(key: str, residents: Residents) -> Loaded | None:
     kept: Loaded | None = residents.get(key)
     if kept is None:
         return None
-    if (path := kept.origin.changed()) is not None:
+    if (path := kept.origin.files.changed()) is not None:
         log.info("the model is built anew: %s has changed", path)
         residents.drop(key)
         return None
