@@ -202,8 +202,8 @@ def main() -> int:
                 said = f"{row['steps_per_s']:8.2f} steps/s  {row['texts_per_s']:8.1f} texts/s"
             found.append(row)
             print(f"{system:<36} {said}", flush=True)
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+            if asked.json:
+                asked.json.write_text(json.dumps(found, indent=1) + "\n")
     return 0
 
 

@@ -111,6 +111,7 @@ def one_round(
     assert sound, told
     assert published(base) == expected, told
     until(lambda: not left_over(base))
+    print(f"{base.name}: killed in {killed}; succeeded as attempt {job.attempt}", flush=True)
     return killed, [reason for reason in reasons if "worker died" not in reason]
 
 
