@@ -21,11 +21,11 @@ SCRIPT = Path(__file__).parent / "acceptance" / "dying_stages.py"
 MARK = "NIMBLE_TEST_STAGE_KILLS"  # in the environment of all processes of a job
 
 
-def queue(base: Path, spec: dict[str, Any]) -> None:
-    """Queue a job in the state folder of `base`. It may execute what lies in `base`."""
+def queue(base: Path, spec: dict[str, Any], *, allowed: Path | None = None) -> None:
+    """Queue a job in the state folder of `base`. It may execute what lies in `allowed`, by default in `base`."""
     with open_store(resolve(str(base / "home"))) as store:
         resolved = specs.dump(specs.restore(spec))
-        queued(store, spec=resolved, name="n", kind="score", allow_python=[str(base)], now=time.time())
+        queued(store, spec=resolved, name="n", kind="score", allow_python=[str(allowed or base)], now=time.time())
 
 
 def score(base: Path, stage: str, number: int, *, device: str = "cpu") -> dict[str, int] | None:

@@ -7,16 +7,22 @@ the device or /dev/shm meanwhile.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from nimble_jobs.job import JobState
 from nimble_jobs.store import open_store
@@ -64,15 +70,13 @@ def device_memory() -> Iterator[None]:
     until(lambda: torch.cuda.mem_get_info()[0] >= before - (64 << 20))
 
 
-def prepared(base: Path, pictures: Path) -> None:
-    """Queue a job that builds its schedule, as its folder is its own."""
-    base.mkdir()
-    (base / "model.py").write_text(MODEL)
-    spec = {
+def spec_of(base: Path, pictures: Path, code: Path) -> dict[str, Any]:
+    """A job whose output goes into `base`, with the model in the folder `code`."""
+    return {
         "version": 1,
         "name": "n",
         "kind": "score",
-        "model": {"source": f"python:{base}/model.py:make", "dtype": "fp16"},
+        "model": {"source": f"python:{code}/model.py:make", "dtype": "fp16"},
         "input": {
             "source": str(pictures),
             "format": "images",
@@ -84,18 +88,52 @@ def prepared(base: Path, pictures: Path) -> None:
         "output": {"path": str(base / "out"), "format": "jsonl", "fields": ["id", "logits"], "shard_size": SHARD},
         "run": {"device": "cuda:0", "error_threshold": 0.1, "retry": {"max_attempts": 100}},
     }
-    queue(base, spec)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory, pictures: Path) -> Path:
+    """A folder with the model, and a state folder in which its schedule is stored. Searches of their own could choose
+    different plans, whose last bits differ.
+    """
+    folder = tmp_path_factory.mktemp("stored")
+    (folder / "model.py").write_text(MODEL)
+    (folder / "job.yaml").write_text(yaml.safe_dump(spec_of(folder, pictures, folder)))
+    command = [sys.executable, "-m", "nimble_jobs.cli.main", "--home", str(folder / "home"), "cache", "build"]
+    subprocess.run([*command, str(folder / "job.yaml"), "--allow-python", str(folder)], check=True)
+    return folder
+
+
+def prepared(base: Path, pictures: Path, stored: Path) -> None:
+    """Queue a job in a state folder of its own, in which its schedule is stored."""
+    base.mkdir()
+    shutil.copytree(stored / "home", base / "home")
+    queue(base, spec_of(base, pictures, stored), allowed=stored)
+
+
+def differences(found: dict[str, bytes], expected: dict[str, bytes]) -> list[str]:
+    """What differs, by file and record."""
+    said = []
+    for name in sorted(found.keys() | expected.keys()):
+        lines = [files.get(name, b"").splitlines() for files in (found, expected)]
+        if len(lines[0]) != len(lines[1]):
+            said.append(f"{name}: {len(lines[0])} lines instead of {len(lines[1])}")
+        for mine, theirs in zip(*lines, strict=False):
+            if mine != theirs:
+                one, other = json.loads(mine), json.loads(theirs)
+                logits = np.abs(np.subtract(one.get("logits", 0), other.get("logits", 0)))
+                said.append(f"{name}: {one['id']}, {other['id']}: {(logits > 0).sum()} numbers, by {logits.max()}")
+    return said
 
 
 def one_round(
-    base: Path, pictures: Path, kills: list[tuple[str, int]], expected: dict[str, bytes]
+    base: Path, pictures: Path, stored: Path, kills: list[tuple[str, int]], expected: dict[str, bytes]
 ) -> tuple[list[str], list[str]]:
     """Two kills, and attempts until the job ends. Returns in which stages it was killed, and why an attempt began anew
     for another reason, as when the death of another process takes the device's decoders from this one.
 
     Raises AssertionError if an output differs.
     """
-    prepared(base, pictures)
+    prepared(base, pictures, stored)
     told, killed = f"seed {SEED}, {base.name}: killed at {kills}", []
     for kill in [*kills, *[("none", 0)] * ATTEMPTS]:
         if score(base, *kill, device="cuda:0") is None:
@@ -109,7 +147,7 @@ def one_round(
     assert job.state is JobState.SUCCEEDED, f"{told}: {job.error}, {reasons}"
     assert job.schedule["runs"] == "schedule", told
     assert sound, told
-    assert published(base) == expected, told
+    assert published(base) == expected, f"{told}: {differences(published(base), expected)}; {job.schedule}"
     until(lambda: not left_over(base))
     print(f"{base.name}: killed in {killed}; succeeded as attempt {job.attempt}", flush=True)
     return killed, [reason for reason in reasons if "worker died" not in reason]
@@ -117,12 +155,12 @@ def one_round(
 
 @pytest.mark.timeout(300 + 30 * ROUNDS)
 @pytest.mark.usefixtures("device_memory")
-def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
+def test_killed_in_each_stage(tmp_path: Path, pictures: Path, stored: Path) -> None:
     """Each job is killed in two random stages at random moments. No process, shared memory or device memory is left."""
     draw = random.Random(SEED)
     shared = set(Path("/dev/shm").iterdir())
     whole = tmp_path / "whole"
-    prepared(whole, pictures)
+    prepared(whole, pictures, stored)
     works = score(whole, "none", 0, device="cuda:0")
     assert works is not None
     works.pop("processes")
@@ -132,7 +170,7 @@ def test_killed_in_each_stage(tmp_path: Path, pictures: Path) -> None:
     plans = [[(s, draw.randint(1, works[s])) for s in draw.sample(sorted(works), 2)] for _ in range(ROUNDS)]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         rounds = [
-            pool.submit(one_round, tmp_path / f"round-{number}", pictures, kills, expected)
+            pool.submit(one_round, tmp_path / f"round-{number}", pictures, stored, kills, expected)
             for number, kills in enumerate(plans)
         ]
         ended = [each.result() for each in rounds]
