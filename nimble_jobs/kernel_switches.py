@@ -34,6 +34,7 @@ class Kernel(StrEnum):
     PATCHES = "patches", "Convolutions that cut pictures into patches, as matrix products."
     SPLIT_K = "split-k", "Long sums of convolutions and linear layers, divided over the blocks of a GPU."
     FUSED_CONVOLUTION = "fused-convolution", "Convolutions with their addition and ReLU in one kernel of cuDNN's."
+    CROWDED = "crowded", "Kernels chosen by their time beside others, where many streams fill the GPU."
     PRODUCT = "product", "Convolutions of single pixels, as matrix products."
     PACKED = "packed-weights", "oneDNN's convolutions and linear layers over weights that it lays out once, on a CPU."
     MERGED = "merged", "Linear layers that read the same, over one weight."

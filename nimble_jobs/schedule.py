@@ -18,7 +18,7 @@ from typing import Any
 from nimble_jobs.task_times import TaskChoice
 
 FORMAT_VERSION = 5
-COMPILERS = frozenset({"inductor", "epilogues", "max-autotune"})  # of `Schedule.kernels`; others are operators
+COMPILERS = frozenset({"inductor", "epilogues", "crowded", "max-autotune"})  # of `Schedule.kernels`
 ALL_REDUCE = "nimble_jobs.all_reduce_.default"  # the task that sums a tensor over all ranks of a training
 
 

@@ -753,7 +753,7 @@ BAD_SPECS = [
         text=SCORE + "schedule:\n  kernels: {zzz: false}\n",
         messages=(
             "{file}:17: schedule.kernels.zzz: unknown field; expected one of attention, depthwise, "
-            "depthwise-activation, pointwise, separable, squeeze-excite, linear-gelu, patches, split-k, fused-convolution, product, packed-weights, "
+            "depthwise-activation, pointwise, separable, squeeze-excite, linear-gelu, patches, split-k, fused-convolution, crowded, product, packed-weights, "
             "merged, folded",
         ),
     ),

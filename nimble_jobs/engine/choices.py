@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from nimble_jobs.engine.device import facts
+from nimble_jobs.engine.measure import copies_at_once
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.schedule import FORMAT_VERSION
 from nimble_jobs.task_times import Parts, TaskChoice, TaskTimes, task_key
@@ -39,11 +40,15 @@ class Choices:
 
         `parts` name the operation, shapes and settings, the device and its software. Raises what `measure` raises.
         """
-        parts = {**parts, "ways": ", ".join(ways)}
+        parts, copies = {**parts, "ways": ", ".join(ways)}, copies_at_once()
+        if copies > 1:
+            parts["at once"] = str(copies)
         key = task_key(parts)
         known = self._known(key)
         if known is None or known.chosen not in ways:
             known = measure()
+            if copies > 1:
+                known = replace(known, task=f"{known.task}, {copies} at once")
             self.measured[key] = (parts, known)
         elif key not in self.measured:
             self.used.add(key)

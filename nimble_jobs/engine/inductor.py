@@ -21,6 +21,7 @@ from torch import nn
 
 from nimble_jobs.engine import epilogues as ways
 from nimble_jobs.engine import shared_products, split_k_pass
+from nimble_jobs.engine.measure import copies_at_once
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.errors import CannotRecord, EngineError
@@ -110,7 +111,7 @@ _PASSES = (  # modules that decide what becomes of a graph
 def _epilogues_on(device: torch.device, without: Without) -> Any:
     """`share_products`, `choose_ways` and `split_products` as a pass of Inductor's.
 
-    Inductor caches graphs by the pass's `uuid`, which therefore names what is switched off.
+    Inductor caches graphs by the pass's `uuid`, which therefore names what is switched off, and how ways are timed.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
@@ -124,7 +125,8 @@ def _epilogues_on(device: torch.device, without: Without) -> Any:
 
         def uuid(self) -> Any:
             files = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in _PASSES)
-            return get_hash_for_files(files, torch.cuda.get_device_name(device) + listed(without))
+            settings = (torch.cuda.get_device_name(device), listed(without), copies_at_once())
+            return get_hash_for_files(files, str(settings))
 
     return Epilogues()
 

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from statistics import median
 from typing import Any
 
@@ -50,6 +51,7 @@ _ROUNDS_AHEAD = 25  # between two waits for the device
 _LONGEST_SPIN_US = 100_000.0
 _DISTURBED = 2  # samples with gaps after which no more are taken
 _REPEATS = 20  # of a task in its graph, so that the graph's launch of a few microseconds hardly counts
+_copies: ContextVar[int] = ContextVar("copies", default=1)
 
 
 def time_us(
@@ -150,6 +152,23 @@ def kernels_us(call: Callable[[], object], call_us: float, device: torch.device)
     return min(whole or with_gaps)
 
 
+@contextlib.contextmanager
+def crowded(copies: int) -> Iterator[None]:
+    """Inside the block, `kernel_times_us` runs so many copies of a call side by side, and gives each one's share of the
+    time: what a call costs where others keep the device busy anyway.
+    """
+    before = _copies.set(copies)
+    try:
+        yield
+    finally:
+        _copies.reset(before)
+
+
+def copies_at_once() -> int:
+    """How many copies of a call `kernel_times_us` runs side by side: one outside of `crowded`."""
+    return _copies.get()
+
+
 def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
     """Time of each call's kernels on a GPU, without their launches, in microseconds.
 
@@ -158,17 +177,22 @@ def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device)
     """
     pool = torch.cuda.graph_pool_handle()
     graphs: list[torch.cuda.CUDAGraph] = []
-    with _beside(device) as stream:
+    copies = copies_at_once()
+    with _beside(device) as stream, contextlib.ExitStack() as stack:
+        lanes = [stream, *(stack.enter_context(borrowed(device)) for _ in range(copies - 1))]
         for call in calls:
-            call()  # libraries choose algorithms
+            for lane in lanes:
+                with torch.cuda.stream(lane):
+                    call()  # libraries choose algorithms
+                lane.synchronize()
             graphs.append(torch.cuda.CUDAGraph())
             with cleared_if_failed(device):
-                _capture_repeated(call, graphs[-1], pool, stream)
+                _capture_repeated(call, graphs[-1], pool, lanes)
         began = time.perf_counter()
         while time.perf_counter() - began < _CLOCK_RISES_S:
             for graph in graphs:
                 _once_us(graph, stream)
-        turns = [[_once_us(graph, stream) for graph in graphs] for _ in range(_TURNS)]
+        turns = [[_once_us(graph, stream) / copies for graph in graphs] for _ in range(_TURNS)]
     return [median(times) for times in zip(*turns, strict=True)]
 
 
@@ -217,7 +241,7 @@ def _on_gpu(bound: Bound, device: torch.device, put_back: Callable[[], object]) 
             step.call(env)
             graphs.append(torch.cuda.CUDAGraph())
             with cleared_if_failed(device):
-                _capture_repeated(functools.partial(step.call, scratch), graphs[-1], pool, stream)
+                _capture_repeated(functools.partial(step.call, scratch), graphs[-1], pool, [stream])
             times.append(_repeated_us(graphs[-1], stream))
             put_back()
     return times
@@ -237,14 +261,21 @@ def _beside(device: torch.device) -> Iterator[torch.cuda.Stream]:
 
 
 def _capture_repeated(
-    call: Callable[[], object], graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream
+    call: Callable[[], object], graph: torch.cuda.CUDAGraph, pool: Any, lanes: Sequence[torch.cuda.Stream]
 ) -> None:
-    """Capture a call many times, one after another, into one graph."""
-    stream.synchronize()
+    """Capture a call into one graph: on each stream many times, one after another. The first one is the current one."""
+    first, *others = lanes
+    first.synchronize()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
-        for _ in range(_REPEATS):
-            call()
+        for lane in others:
+            lane.wait_stream(first)
+        for lane in lanes:
+            with torch.cuda.stream(lane):
+                for _ in range(_REPEATS):
+                    call()
+        for lane in others:
+            first.wait_stream(lane)
     except BaseException as e:
         with contextlib.suppress(*UNCAPTURED):  # the capture is broken already; the first error is raised below
             graph.capture_end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 
 import pytest
 import torch
@@ -160,3 +161,24 @@ def test_errors_of_any_kind_end_a_capture(device: torch.device) -> None:
         measure.kernel_times_us([fails_at_the_second_call], device)
     assert torch.randn(4, device=device).shape == (4,)
     assert measure.kernel_times_us([lambda: torch.ones(4, device=device).add_(1)], device)[0] > 0
+
+
+def test_in_a_crowd_calls_run_side_by_side(device: torch.device) -> None:
+    """Each of four streams has a call that is not timed, and as many as one stream has; an error ends the capture."""
+    streams: list[int] = []
+    x = torch.ones(4, device=device)
+
+    def called() -> torch.Tensor:
+        streams.append(torch.cuda.current_stream(device).cuda_stream)
+        return x + 1
+
+    measure.kernel_times_us([called], device)
+    alone = len(streams)
+    streams.clear()
+    with measure.crowded(4):
+        (us,) = measure.kernel_times_us([called], device)
+        with pytest.raises(EngineError, match="cannot be captured"):
+            measure.kernel_times_us([lambda: x.sum().item()], device)
+    assert us > 0
+    assert sorted(Counter(streams).values()) == [alone] * 4
+    assert measure.kernel_times_us([called], device)[0] > 0

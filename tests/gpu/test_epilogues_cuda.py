@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nimble_jobs import graph
-from nimble_jobs.engine import epilogue_ways, epilogues
+from nimble_jobs.engine import epilogue_ways, epilogues, measure
 from nimble_jobs.engine.capture import capture
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.epilogue_ways import Group, Way
@@ -112,6 +112,29 @@ def test_ways_that_are_off_are_in_no_recording(device: torch.device, monkeypatch
             recording = record_source(Variants(module).use(source), source, {"x": x}, device)
         found = [task.op for task in recording.program.tasks]
         assert any(op in ours or op.startswith("triton.pointwise.") for op in found) == (without == NOTHING)
+    forget_compiled()
+
+
+def test_kernels_chosen_in_a_crowd_are_in_no_other_recording(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With Inductor's caches at work, and without new choices of our own."""
+
+    def ours_in_a_crowd(group: Group, _: torch.device, off: Without) -> dict[Way, float]:
+        crowd = measure.copies_at_once() > 1
+        return {way: 1.0 if (way == "library") != crowd else 2.0 for way in group.allowed(off)}
+
+    monkeypatch.setattr(epilogue_ways, "times_us", ours_in_a_crowd)
+    ours = OPERATORS["fused"] | OPERATORS["product"]
+    module = Block().eval().to(device, torch.float16)
+    x = torch.randn(2, 64, 28, 28, device=device, dtype=torch.float16)
+    with using(Choices()):
+        for kernels in ("epilogues", "crowded", "epilogues"):
+            source = Source(
+                kernels=kernels, layout="channels-last", without=frozenset({Kernel.POINTWISE, Kernel.SPLIT_K})
+            )
+            recording = record_source(Variants(module).use(source), source, {"x": x}, device)
+            assert any(task.op in ours for task in recording.program.tasks) == (kernels == "crowded")
     forget_compiled()
 
 

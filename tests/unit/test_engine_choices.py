@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from nimble_jobs.engine.choices import Choices, current, parts_here, using
+from nimble_jobs.engine.measure import crowded
 from nimble_jobs.task_times import TaskChoice, TaskTimes
 
 PARTS = {"task": "convolution", "x": "(1, 8, 6, 6)"}
@@ -46,6 +47,21 @@ def test_a_kind_of_task_is_measured_once_in_a_build() -> None:
     assert choices.made()[0] == TaskChoice(times=TIMES, tasks=3)
     choices.begin()
     assert choices.made() == ()
+
+
+def test_a_choice_for_a_crowd_is_another_one() -> None:
+    """Its key and its words say how many copies were timed at once; those of a task by itself say nothing."""
+    choices, calls = Choices(), list[str]()
+    choices.choose(PARTS, WAYS, counted(calls))
+    with crowded(4):
+        for _ in range(2):
+            choices.choose(PARTS, WAYS, counted(calls))
+        with crowded(1):
+            choices.choose(PARTS, WAYS, counted(calls))
+    choices.choose(PARTS, WAYS, counted(calls))
+    assert len(calls) == 2
+    assert [parts.get("at once") for parts, _ in choices.measured.values()] == [None, "4"]
+    assert [made.times.task for made in choices.made()] == ["convolution 1x1", "convolution 1x1, 4 at once"]
 
 
 def test_what_an_earlier_build_measured_is_not_measured_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import CannotRecord, CheckFailed, DeviceFault, EngineError, OutOfMemory
+from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
 from nimble_jobs.planner.forward import target as targets
 from nimble_jobs.planner.forward.build import Built, build_best, build_schedule
 from nimble_jobs.planner.forward.target import ForwardTarget
@@ -23,6 +25,7 @@ from nimble_jobs.planner.keys.options import BuildOptions, options_of
 from nimble_jobs.planner.keys.request import Request
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search import candidate as candidates
+from nimble_jobs.planner.search.candidate import MeasuredCandidate
 from nimble_jobs.planner.search.search import Search
 from nimble_jobs.planner.search.target import Captured
 from nimble_jobs.planner.sources.source import Source, record_source
@@ -327,6 +330,61 @@ def test_what_we_add_to_a_compilers_kernels_costs_no_candidate(monkeypatch: pyte
     tried.clear()
     searched(Images(), monkeypatch, plain, ours)
     assert tried == ["eager", "inductor", "epilogues"]
+
+
+@pytest.mark.parametrize(
+    ("full", "without", "tried"),
+    [
+        (True, NOTHING, ["eager", "inductor", "epilogues", "crowded"]),
+        (True, frozenset({Kernel.CROWDED}), ["eager", "inductor", "epilogues"]),
+        (False, NOTHING, ["eager", "inductor", "epilogues"]),
+    ],
+)
+def test_kernels_are_chosen_for_a_full_device_where_the_best_plan_fills_it(
+    monkeypatch: pytest.MonkeyPatch, full: bool, without: Without, tried: list[str]
+) -> None:
+    """They come last, on one stream and on several, and win if they are faster."""
+    found: list[Source] = []
+    real = record_source
+
+    def recorded(module: nn.Module, source: Source, *args: Any, **kwargs: Any) -> Recording:
+        found.append(source)
+        return real(module, Source(kernels="eager", layout="given"), *args, **kwargs)
+
+    with_two_streams(monkeypatch)
+    monkeypatch.setattr(targets, "record_source", recorded)
+    monkeypatch.setattr(MeasuredCandidate, "crowded", full)
+    measured_as(monkeypatch, [1] * 8, [9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0])
+    sources = [Source(kernels=each, layout="given", without=without) for each in ("inductor", "epilogues")]
+    built = searched(Twice(), monkeypatch, *sources, eager="reference")
+    assert [source.kernels for source in found] == tried
+    chosen = next(c.name for c in built.schedule.candidates if c.chosen)
+    name = "inductor kernels and ours, chosen side by side, 2 streams"
+    assert (chosen == name, built.schedule.kernels == "crowded") == ("crowded" in tried,) * 2
+    assert Schedule.from_json(built.schedule.to_json()) == built.schedule
+
+
+@pytest.mark.parametrize(
+    ("streams", "path_us", "crowded"), [(8, 60.0, True), (4, 66.0, True), (3, 60.0, False), (8, 67.0, False)]
+)
+def test_a_device_is_full_if_many_streams_take_much_longer_than_the_critical_path(
+    monkeypatch: pytest.MonkeyPatch, streams: int, path_us: float, crowded: bool
+) -> None:
+    found: list[MeasuredCandidate] = []
+    real = Search._ranked
+
+    def ranked(search: Search, measured: MeasuredCandidate, single: MeasuredCandidate | None) -> MeasuredCandidate:
+        found.append(real(search, measured, single))
+        return found[-1]
+
+    monkeypatch.setattr(Search, "_ranked", ranked)
+    searched(Images(), monkeypatch)
+    ((role, planned),) = found[0].programs.items()
+    facts, row = (
+        replace(planned.facts, streams=streams, critical_path_us=path_us),
+        replace(found[0].row, replay_us=100.0),
+    )
+    assert replace(found[0], row=row, programs={role: replace(planned, facts=facts)}).crowded == crowded
 
 
 def test_packed_weights_are_tried_without_folding_if_folded_ones_fail(monkeypatch: pytest.MonkeyPatch) -> None:

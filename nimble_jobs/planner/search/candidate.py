@@ -13,6 +13,7 @@ from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.schedule import Candidate
 
 PAYS = 0.98  # more streams must come out below this share of fewer
+_CROWDED_STREAMS, _CROWDED = 4, 1.5  # from so many streams on, and so many times the critical path, the device is full
 _MOST = 0.99  # share of the memory, above which a candidate is as costly as at it
 
 
@@ -35,6 +36,14 @@ class MeasuredCandidate:
         return planned
 
     @property
+    def crowded(self) -> bool:
+        """Whether so many tasks run side by side that the device's width decides, not the critical path."""
+        if len(self.programs) != 1:
+            return False
+        streams, path_us = self.only.facts.streams, self.only.facts.critical_path_us
+        return streams >= _CROWDED_STREAMS and path_us is not None and self.replay_us > _CROWDED * path_us
+
+    @property
     def replay_us(self) -> float:
         assert self.row.replay_us is not None
         return self.row.replay_us
@@ -51,6 +60,11 @@ def cost(us: float, peak_bytes: int | None, available_bytes: int | None) -> floa
     if not available_bytes:
         return us
     return us / (1 - min((peak_bytes or 0) / available_bytes, _MOST))
+
+
+def over_limit(nbytes: int, limit: int | None) -> str | None:
+    """Why a candidate that takes so much memory must not be used; None if it may."""
+    return None if limit is None or nbytes <= limit else f"needs {nbytes} bytes, more than the {limit} that it may use"
 
 
 def left_out(name: str, reason: str, *, error: float | None = None, streams: int | None = None) -> Candidate:

@@ -10,15 +10,16 @@ from torch import nn
 
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
-from nimble_jobs.engine.bind import arena_plan, bind
+from nimble_jobs.engine.bind import arena_plan, bind, planned_bytes
 from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.record import Recording, state_of
+from nimble_jobs.engine.workspace import workspace_bytes
 from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.graph import Analysis
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.keys.options import BuildOptions
-from nimble_jobs.planner.search.target import PlannedProgram
+from nimble_jobs.planner.search.target import PlannedProgram, Programs
 from nimble_jobs.schedule import GraphFacts, Plan
 
 _CAPS = (2, 4, 8, 16)
@@ -111,6 +112,18 @@ def few_plans(program: PlannedProgram, plans: Sequence[tuple[Plan, GraphFacts]])
         few[-1] = program.analysis.plan(durations_us=program.durations_us, max_streams=_MOST_STREAMS)
     fewer = [planned for planned in reversed(few[:-1]) if planned[0].streams <= _FEWER_STREAMS]
     return [*few[-1:], *fewer][:_MOST_PLANS]
+
+
+def too_large(programs: Programs, device: torch.device, limit: int | None) -> str | None:
+    """Why plans cannot do with `limit` bytes of memory; None if they can."""
+    if limit is None:
+        return None
+    planned = sum(planned_bytes(p.recording.program, p.plan, p.memory, device) for p in programs.values())
+    if planned <= limit:
+        return None
+    workspaces = sum(workspace_bytes(p.recording.program, p.plan, device) for p in programs.values())
+    products = f", {workspaces} of them as workspaces of matrix products" if workspaces else ""
+    return f"its memory plan needs {planned} bytes{products}, more than the {limit} that it may use"
 
 
 def capture_several(

@@ -1,28 +1,28 @@
 """The one search: build candidates for a target, check each against eager, measure it on the device, keep the best.
 
 Sources (kernels and layout) are tried in turn on one stream; then several streams, for the fastest source first, and
-then for those whose bounds leave them a chance. A candidate that fails is a row in the table of candidates and ends
-nothing, except the first one: eager kernels on one stream must work.
+then for those whose bounds leave them a chance; last, if they fill the device, kernels that are chosen for that. A
+candidate that fails is a row in the table of candidates and ends nothing, except the first one: eager kernels on one
+stream must work.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nimble_jobs.engine import choices, measure
 from nimble_jobs.engine import device as devices
-from nimble_jobs.engine.bind import planned_bytes
 from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.private.runtime import tested_version
 from nimble_jobs.engine.recorder import Recording
-from nimble_jobs.engine.workspace import workspace_bytes
 from nimble_jobs.errors import CheckFailed, OutOfMemory
+from nimble_jobs.kernel_switches import Kernel
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
-from nimble_jobs.planner.search.candidate import PAYS, MeasuredCandidate, failed, left_out
+from nimble_jobs.planner.search.candidate import PAYS, MeasuredCandidate, failed, left_out, over_limit
 from nimble_jobs.planner.search.clock import Clock
 from nimble_jobs.planner.search.plans import (
     few_plans,
@@ -30,6 +30,7 @@ from nimble_jobs.planner.search.plans import (
     plan_on_one_stream,
     plan_on_streams,
     plans_with_streams,
+    too_large,
     with_plan,
 )
 from nimble_jobs.planner.search.target import (
@@ -73,6 +74,7 @@ class Search:
             singles = self._sources(only_first=only_first)
             for single in sorted(singles, key=lambda single: single.replay_us):
                 self._try_several_streams(single)
+            self._try_crowded(singles)
             winner = self._best or self._refused
             assert winner is not None
             self._target.use(winner.source)
@@ -172,9 +174,8 @@ class Search:
                     return None
         with self.clock.time("plan"):
             programs = {role: plan_on_one_stream(recording) for role, recording in recordings.items()}
-        # Before tasks are timed, which takes that memory too.
         if self._too_large(name_of(source, programs), programs, required=required):
-            return None
+            return None  # before tasks are timed, which takes that memory too
         for role, planned in programs.items() if timed else ():
             if not required and self._out_of_time(source.name):
                 return None
@@ -194,12 +195,25 @@ class Search:
         path_us = whole_us(target, {role: p.facts.critical_path_us or 0.0 for role, p in single.programs.items()})
         if path_us * _HOPELESS > self._best.replay_us:
             faster = f"{self._best.row.name} takes {self._best.replay_us:.0f} us"
-            reason = f"not tried: the critical path alone takes {path_us:.0f} us, and {faster}"
-            self.candidates.append(left_out(name, reason))
+            why_not = f"not tried: the critical path alone takes {path_us:.0f} us, and {faster}"
+            self.candidates.append(left_out(name, why_not))
             return
         for programs in self._programs_on_several_streams(single, name):
             if not self._out_of_time(name_of(single.source, programs), most_streams(programs)):
                 self._measure(single.source, programs, single=single)
+
+    def _try_crowded(self, singles: Sequence[MeasuredCandidate]) -> None:
+        """Where the width of the device decides, choose kernels by their time beside others, and plan once more."""
+        source = next((single.source for single in singles if single.source.kernels == "epilogues"), None)
+        if source is None or Kernel.CROWDED in source.without or self._best is None or not self._best.crowded:
+            return
+        crowded = replace(source, kernels="crowded")
+        try:
+            single = None if self._out_of_time(crowded.name) else self._try(crowded)
+        finally:
+            stop_compilers()
+        if single is not None:
+            self._try_several_streams(single)
 
     def _programs_on_several_streams(self, single: MeasuredCandidate, name: str) -> list[Programs]:
         """The plans to try for a source that works on one stream: each plan of its program or, if captures take long,
@@ -272,7 +286,7 @@ class Search:
                 raise
             self.candidates.append(failed(name, e, target.device, streams=streams))
             return None
-        over = self._over_limit(nbytes)
+        over = over_limit(nbytes, self._options.memory_bytes)
         if required and over is not None:
             raise OutOfMemory(f"{name}: {over}")
         replay_us = whole_us(target, times_us)
@@ -317,23 +331,11 @@ class Search:
             self._best = measured
         return measured
 
-    def _over_limit(self, nbytes: int) -> str | None:
-        limit = self._options.memory_bytes
-        if limit is None or nbytes <= limit:
-            return None
-        return f"needs {nbytes} bytes, more than the {limit} that it may use"
-
     def _too_large(self, name: str, programs: Programs, *, required: bool) -> bool:
         """Whether plans need more memory than they may use. Raises OutOfMemory for a candidate that must work."""
-        limit, device = self._options.memory_bytes, self._target.device
-        if limit is None:
+        reason = too_large(programs, self._target.device, self._options.memory_bytes)
+        if reason is None:
             return False
-        planned = sum(planned_bytes(p.recording.program, p.plan, p.memory, device) for p in programs.values())
-        if planned <= limit:
-            return False
-        workspaces = sum(workspace_bytes(p.recording.program, p.plan, device) for p in programs.values())
-        products = f", {workspaces} of them as workspaces of matrix products" if workspaces else ""
-        reason = f"its memory plan needs {planned} bytes{products}, more than the {limit} that it may use"
         if required:
             raise OutOfMemory(f"{name}: {reason}")
         self.candidates.append(left_out(name, f"not captured: {reason}", streams=most_streams(programs)))

@@ -14,6 +14,7 @@ from nimble_jobs.engine import (
     attention_pass,
     depthwise_activated,
     depthwise_pass,
+    measure,
     patches_pass,
     pointwise,
     pointwise_pass,
@@ -37,7 +38,9 @@ from nimble_jobs.planner.sources.fold import Pairs, folded
 from nimble_jobs.planner.sources.merge import Groups, merge
 from nimble_jobs.schedule import COMPILERS, Program
 
-Kernels = Literal["eager", "onednn", "inductor", "epilogues", "max-autotune"]
+Kernels = Literal["eager", "onednn", "inductor", "epilogues", "crowded", "max-autotune"]
+_OURS = ("epilogues", "crowded")  # kernels of Inductor and our own: each task in its fastest way, alone or in a crowd
+_CROWD = 4  # copies of a task that are timed side by side
 Layout = Literal["given", "channels-last"]
 Images = list[tuple[torch.Tensor, torch.Tensor]]  # tensors of four dimensions, with their data as they lay first
 
@@ -57,11 +60,13 @@ class Source:
         """What its candidates are called."""
         fused = Kernel.FUSED_CONVOLUTION not in self.without
         convolutions = ", fused convolutions" if fused else ", convolutions in their fastest ways"
+        ours = f"inductor kernels{convolutions}" if self.layout != "given" else "inductor kernels and ours"
         words = {
             "eager": "eager kernels",
             "onednn": "oneDNN kernels over packed weights",
             "inductor": "inductor kernels",
-            "epilogues": f"inductor kernels{convolutions}" if self.layout != "given" else "inductor kernels and ours",
+            "epilogues": ours,
+            "crowded": f"{ours}, chosen side by side",
             "max-autotune": "max-autotune kernels",
         }
         last = ", channels-last" if self.layout == "channels-last" else ""
@@ -173,13 +178,13 @@ def record_source(
                     recording = record(module, example, state, device, module)
             recording = with_packed_weights(recording)
     else:
-        with refusing_compilers("the model"):
+        with refusing_compilers("the model"), measure.crowded(_CROWD if source.kernels == "crowded" else 1):
             call = compile_module(
                 module,
                 max_autotune=source.kernels == "max-autotune",
                 compiled_before=like is not None,
-                epilogues=device if source.kernels == "epilogues" else None,
-                rewrite=_rewrite(device, like, source.without) if source.kernels == "epilogues" else None,
+                epilogues=device if source.kernels in _OURS else None,
+                rewrite=_rewrite(device, like, source.without) if source.kernels in _OURS else None,
                 without=source.without,
             )
             recording = record_compiled(call, example, state, device)
