@@ -11,7 +11,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from nimble_jobs.engine import epilogues as ways
-from nimble_jobs.engine import shared_products, split_k_pass
-from nimble_jobs.engine.measure import copies_at_once
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.errors import CannotRecord, EngineError
-from nimble_jobs.kernel_switches import NOTHING, Kernel, Without, listed
 
 if TYPE_CHECKING:
     from nimble_jobs.engine.recorder import Recorder
@@ -46,25 +42,23 @@ def compile_module(
     max_autotune: bool = False,
     compiled_before: bool = False,
     eager_random: bool = False,
-    epilogues: torch.device | None = None,
     rewrite: Callable[[torch.fx.Graph], object] | None = None,
-    without: Without = NOTHING,
+    last: Any = None,
 ) -> Callable[..., Any]:
     """The module with Inductor's kernels, for fixed shapes and without graph breaks.
 
     With `compiled_before` its kernels are expected in its cache, and no compile processes are started. With
-    `eager_random` the same random numbers are drawn as in eager. With `epilogues`, a GPU, equal products run once, and
-    convolutions together with what follows them where that is faster there, but for the ways in `without`. `rewrite`
-    changes the graph of torch's functions before Inductor sees it. Raises CannotRecord, at the first call, where the
-    module cannot be compiled whole.
+    `eager_random` the same random numbers are drawn as in eager. `rewrite` changes the graph of torch's functions
+    before Inductor sees it, and `last`, a `graph_pass`, that of operators before Inductor makes kernels. Raises
+    CannotRecord, at the first call, where the module cannot be compiled whole.
     """
     options: dict[str, Any] = dict(_RECORDED)
     if max_autotune:
         options |= {"max_autotune": True}
     if eager_random:
         options |= {"fallback_random": True}
-    if epilogues is not None:
-        options |= {"post_grad_custom_post_pass": _epilogues_on(epilogues, without)}
+    if last is not None:
+        options |= {"post_grad_custom_post_pass": last}
     forget_compiled()
     named = {"options": options} if rewrite is None else {"backend": _rewriting(options, rewrite)}
     compiled = torch.compile(module, fullgraph=True, dynamic=False, **named)
@@ -91,44 +85,22 @@ def _rewriting(options: dict[str, Any], rewrite: Callable[[torch.fx.Graph], obje
     return backend
 
 
-_PASSES = (  # modules that decide what becomes of a graph
-    "activations",
-    "activations_triton",
-    "epilogue_ways",
-    "epilogues",
-    "fused_convolutions",
-    "fx_nodes",
-    "pointwise",
-    "pointwise_pass",
-    "pointwise_triton",
-    "shared_products",
-    "split_k",
-    "split_k_pass",
-    "split_k_triton",
-)
+def graph_pass(rewrite: Callable[[torch.fx.Graph], object], files: Sequence[Path], settings: Callable[[], str]) -> Any:
+    """A pass over Inductor's graph of operators, for `compile_module`.
 
-
-def _epilogues_on(device: torch.device, without: Without) -> Any:
-    """`share_products`, `choose_ways` and `split_products` as a pass of Inductor's.
-
-    Inductor caches graphs by the pass's `uuid`, which therefore names what is switched off, and how ways are timed.
+    Inductor keeps compiled graphs by the source in `files` and by what `settings` gives when a graph is compiled: these
+    must be all that `rewrite` goes by.
     """
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-    class Epilogues(CustomGraphPass):
+    class Rewriting(CustomGraphPass):
         def __call__(self, graph: torch.fx.Graph) -> None:
-            if Kernel.MERGED not in without:  # they are what makes products equal
-                shared_products.share_products(graph)
-            ways.choose_ways(graph, device, without=without)
-            if Kernel.SPLIT_K not in without:
-                split_k_pass.split_products(graph, device)
+            rewrite(graph)
 
         def uuid(self) -> Any:
-            files = tuple(str(Path(__file__).with_name(f"{name}.py")) for name in _PASSES)
-            settings = (torch.cuda.get_device_name(device), listed(without), copies_at_once())
-            return get_hash_for_files(files, str(settings))
+            return get_hash_for_files(tuple(map(str, files)), settings())
 
-    return Epilogues()
+    return Rewriting()
 
 
 @contextlib.contextmanager

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nimble_jobs.engine import attention_pass
-from nimble_jobs.engine.attention import TILES, Mask, Shape, Strides, compiled, outer_strides
-from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.static_triton import capability_of
+from nimble_jobs.kernels import attention_pass
+from nimble_jobs.kernels.attention import TILES, Mask, Shape, Strides, compiled, outer_strides
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.static_triton import capability_of
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])

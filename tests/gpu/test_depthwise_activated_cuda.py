@@ -7,17 +7,17 @@ import torch
 from torch import nn
 
 from nimble_jobs import graph
-from nimble_jobs.engine import depthwise_pass
-from nimble_jobs.engine.activations import ACTIVATIONS
 from nimble_jobs.engine.capture import capture
-from nimble_jobs.engine.depthwise import PREFIX, Shape
-from nimble_jobs.engine.depthwise_activated import Activated, compiled
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.state import state_of
-from nimble_jobs.engine.static_triton import capability_of
 from nimble_jobs.engine.verify import check
 from nimble_jobs.kernel_switches import Kernel
+from nimble_jobs.kernels import depthwise_pass
+from nimble_jobs.kernels.activations import ACTIVATIONS
+from nimble_jobs.kernels.depthwise import PREFIX, Shape
+from nimble_jobs.kernels.depthwise_activated import Activated, compiled
+from nimble_jobs.kernels.static_triton import capability_of
 from nimble_jobs.planner.sources.source import Source, Variants, record_source
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Inductor imports what is deprecated

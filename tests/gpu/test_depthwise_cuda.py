@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from nimble_jobs.engine import depthwise, measure
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.first_calls import without_cudnn
 from nimble_jobs.engine.verify import check
+from nimble_jobs.kernels import depthwise
 from nimble_jobs.planner.forward.build import build_best
 from nimble_jobs.planner.keys.options import BuildOptions
 

@@ -7,14 +7,15 @@ import torch
 from torch import nn
 
 from nimble_jobs import graph
-from nimble_jobs.engine import epilogue_ways, epilogues, measure
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import capture
-from nimble_jobs.engine.choices import Choices, using
-from nimble_jobs.engine.epilogue_ways import Group, Way
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import state_of
 from nimble_jobs.engine.verify import check
 from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
+from nimble_jobs.kernels import epilogue_ways, epilogues
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.epilogue_ways import Group, Way
 from nimble_jobs.planner.forward.build import build_best
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.sources.source import Source, Variants, record_source

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nimble_jobs.engine import pointwise_pass
-from nimble_jobs.engine.activations import ACTIVATIONS
-from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.pointwise import TILES, Shape, compiled
-from nimble_jobs.engine.static_triton import capability_of
+from nimble_jobs.kernels import pointwise_pass
+from nimble_jobs.kernels.activations import ACTIVATIONS
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.pointwise import TILES, Shape, compiled
+from nimble_jobs.kernels.static_triton import capability_of
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nimble_jobs.engine import product_gelu_pass
-from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.product_gelu import TILES, Shape, compiled
-from nimble_jobs.engine.static_triton import capability_of
+from nimble_jobs.kernels import product_gelu_pass
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.product_gelu import TILES, Shape, compiled
+from nimble_jobs.kernels.static_triton import capability_of
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])

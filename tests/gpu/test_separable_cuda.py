@@ -7,14 +7,14 @@ import torch
 from torch import nn
 
 from nimble_jobs.bench.zoo.cells import DilatedSeparable, Separable
-from nimble_jobs.engine import depthwise, separable, separable_pass
-from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.separable import OPERATOR, TILES, Shape, compiled, tensors_of
-from nimble_jobs.engine.static_triton import capability_of
 from nimble_jobs.engine.verify import check
 from nimble_jobs.kernel_switches import NOTHING
+from nimble_jobs.kernels import depthwise, separable, separable_pass
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.separable import OPERATOR, TILES, Shape, compiled, tensors_of
+from nimble_jobs.kernels.static_triton import capability_of
 from nimble_jobs.planner.forward.build import build_best
 from nimble_jobs.planner.keys.options import BuildOptions
 

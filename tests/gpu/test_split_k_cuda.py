@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nimble_jobs.engine import split_k_pass
-from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.epilogue_ways import Group, fastest
-from nimble_jobs.engine.split_k import Shape, compiled, parts_of, product_shape
-from nimble_jobs.engine.static_triton import capability_of
+from nimble_jobs.kernels import split_k_pass
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.epilogue_ways import Group, fastest
+from nimble_jobs.kernels.split_k import Shape, compiled, parts_of, product_shape
+from nimble_jobs.kernels.static_triton import capability_of
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])

@@ -8,14 +8,14 @@ from torch import nn
 from torch.nn import functional
 
 from nimble_jobs import graph
-from nimble_jobs.engine import squeeze_excite_pass
 from nimble_jobs.engine.capture import capture
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.squeeze_excite import PREFIX, Shape, compiled
 from nimble_jobs.engine.state import state_of
-from nimble_jobs.engine.static_triton import capability_of
 from nimble_jobs.engine.verify import check
+from nimble_jobs.kernels import squeeze_excite_pass
+from nimble_jobs.kernels.squeeze_excite import PREFIX, Shape, compiled
+from nimble_jobs.kernels.static_triton import capability_of
 from nimble_jobs.planner.sources.source import Source, Variants, record_source
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # Inductor imports what is deprecated

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nimble_jobs.engine import attention, attention_pass, ways
-from nimble_jobs.engine.attention import OPERATOR, TILES, Shape, wanted_as_in, with_own_kernels
-from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
+from nimble_jobs.kernels import attention, attention_pass, ways
+from nimble_jobs.kernels.attention import OPERATOR, TILES, Shape, wanted_as_in, with_own_kernels
+from nimble_jobs.kernels.choices import Choices, using
 from tests import kernel_trials
 from tests.kernel_trials import interpreted, timed_as
 
@@ -295,8 +295,8 @@ def test_the_fastest_tile_must_be_faster_and_agree(
 
 _INTERPRETED = """
 import torch
-from nimble_jobs.engine import attention_triton
-from nimble_jobs.engine.attention import OPERATOR, Shape, Strides, constants, outer_strides
+from nimble_jobs.kernels import attention_triton
+from nimble_jobs.kernels.attention import OPERATOR, Shape, Strides, constants, outer_strides
 
 torch.manual_seed(0)
 cases = [(37, "none", False), (20, "none", True), (37, "true", False), (20, "added", True), (37, "lowest", False)]

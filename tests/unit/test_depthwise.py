@@ -9,10 +9,11 @@ from typing import Any, cast
 import pytest
 import torch
 
-from nimble_jobs.engine import depthwise, verify
+from nimble_jobs.engine import verify
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import pack, unpack
 from nimble_jobs.errors import CheckFailed, EngineError
+from nimble_jobs.kernels import depthwise
 from nimble_jobs.planner.forward.restore import check_loaded
 from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
 from tests.kernel_trials import interpreted
@@ -177,8 +178,8 @@ def test_a_check_without_the_library_is_not_the_last_word(monkeypatch: pytest.Mo
 RUN = """
 import sys, torch
 import triton
-from nimble_jobs.engine import depthwise_triton
-from nimble_jobs.engine.depthwise import Shape
+from nimble_jobs.kernels import depthwise_triton
+from nimble_jobs.kernels.depthwise import Shape
 for channels_last in (True, False):
     form = torch.channels_last if channels_last else torch.contiguous_format
     for images, channels, kernel, stride, padding, dilation, side in (

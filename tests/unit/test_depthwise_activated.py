@@ -7,14 +7,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nimble_jobs.engine import depthwise_activated, depthwise_pass, measure
-from nimble_jobs.engine.activations import ACTIVATIONS
-from nimble_jobs.engine.choices import Choices, using
-from nimble_jobs.engine.depthwise import Shape
-from nimble_jobs.engine.depthwise_activated import OPERATOR, Activated, wanted_as_in, with_own_kernels
-from nimble_jobs.engine.depthwise_pass import is_faster
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
+from nimble_jobs.kernels import depthwise_activated, depthwise_pass
+from nimble_jobs.kernels.activations import ACTIVATIONS
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.depthwise import Shape
+from nimble_jobs.kernels.depthwise_activated import OPERATOR, Activated, wanted_as_in, with_own_kernels
+from nimble_jobs.kernels.depthwise_pass import is_faster
 from tests.kernel_trials import interpreted, rewritten
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -134,10 +135,10 @@ def test_ours_must_be_faster_and_agree(
 
 _INTERPRETED = """
 import torch
-from nimble_jobs.engine import depthwise_triton
-from nimble_jobs.engine.depthwise import Shape
-from nimble_jobs.engine.activations import ACTIVATIONS
-from nimble_jobs.engine.depthwise_activated import OPERATOR
+from nimble_jobs.kernels import depthwise_triton
+from nimble_jobs.kernels.depthwise import Shape
+from nimble_jobs.kernels.activations import ACTIVATIONS
+from nimble_jobs.kernels.depthwise_activated import OPERATOR
 
 torch.manual_seed(0)
 for number, activation in enumerate(ACTIVATIONS):

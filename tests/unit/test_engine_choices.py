@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from nimble_jobs.engine.choices import Choices, current, parts_here, using
 from nimble_jobs.engine.measure import crowded
+from nimble_jobs.kernels.choices import Choices, current, parts_here, using
 from nimble_jobs.task_times import TaskChoice, TaskTimes
 
 PARTS = {"task": "convolution", "x": "(1, 8, 6, 6)"}

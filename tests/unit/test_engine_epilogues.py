@@ -12,15 +12,16 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from nimble_jobs.engine import epilogue_ways, epilogues, measure, pointwise_pass
-from nimble_jobs.engine.choices import Choices, using
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.encode import operator
-from nimble_jobs.engine.epilogue_ways import Follows, Group, Way
-from nimble_jobs.engine.epilogues import choose_ways
-from nimble_jobs.engine.pointwise import OPERATOR, Shape
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.errors import EngineError
 from nimble_jobs.kernel_switches import Kernel
+from nimble_jobs.kernels import epilogue_ways, epilogues, pointwise_pass
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.epilogue_ways import Follows, Group, Way
+from nimble_jobs.kernels.epilogues import choose_ways
+from nimble_jobs.kernels.pointwise import OPERATOR, Shape
 
 CPU = torch.device("cpu")
 Run = Callable[[nn.Module, torch.Tensor, Callable[[Group], Way]], tuple[Any, Counter[Any]]]

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from nimble_jobs.engine import onednn, onednn_pass
+from nimble_jobs.engine import onednn
 from nimble_jobs.engine.bind import Bound, arena_plan, bind, planned_bytes
 from nimble_jobs.engine.onednn import ADDED, CONVOLUTION, LINEAR, OPERATORS, packed_bytes
-from nimble_jobs.engine.onednn_pass import attention_in_parts, divides_attention, packs_weights, with_packed_weights
 from nimble_jobs.engine.record import Recording, record, state_of
 from nimble_jobs.graph import Analysis, check_plan
 from nimble_jobs.graph.buffers import without_unused
+from nimble_jobs.kernels import onednn_pass
+from nimble_jobs.kernels.onednn_pass import attention_in_parts, divides_attention, packs_weights, with_packed_weights
 from nimble_jobs.planner.sources.source import Source, record_source
 from nimble_jobs.schedule import BufferKind
 

@@ -12,8 +12,8 @@ import torch
 
 from nimble_jobs.cli import render
 from nimble_jobs.engine import measure
-from nimble_jobs.engine.ways import Ways
 from nimble_jobs.errors import EngineError
+from nimble_jobs.kernels.ways import Ways
 from nimble_jobs.task_times import TaskTimes
 
 CPU = torch.device("cpu")

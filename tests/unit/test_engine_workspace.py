@@ -87,7 +87,7 @@ def test_a_candidate_that_workspaces_make_too_large_says_so(monkeypatch: pytest.
         assert plan == single_stream(some)[0]
         return 32 * MIB
 
-    for place in ("engine.bind", "planner.search.search"):
+    for place in ("engine.bind", "planner.search.plans"):
         monkeypatch.setattr(sys.modules[f"nimble_jobs.{place}"], "workspace_bytes", on_a_gpu)
     options = BuildOptions(memory_bytes=MIB)
     expected = r"needs 335\d{5} bytes, 33554432 of them as workspaces of matrix products, more than the 1048576 that"

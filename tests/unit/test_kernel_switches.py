@@ -20,15 +20,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from nimble_jobs import Nimble
 from nimble_jobs.engine import device as devices
-from nimble_jobs.engine import epilogue_ways, epilogues, inductor, measure
-from nimble_jobs.engine.choices import Choices, using
-from nimble_jobs.engine.epilogue_ways import Group
-from nimble_jobs.engine.epilogues import choose_ways
+from nimble_jobs.engine import inductor, measure
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import record
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import EngineError, UsageError
 from nimble_jobs.kernel_switches import NOTHING, PART, Kernel, Without, key_parts, switched_off
+from nimble_jobs.kernels import epilogue_ways, epilogues, shared_products, split_k_pass
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.epilogue_ways import Group
+from nimble_jobs.kernels.epilogues import choose_ways
+from nimble_jobs.kernels.inductor_pass import inductor_pass
 from nimble_jobs.planner.forward import restore as restoring
 from nimble_jobs.planner.forward.build import Built, build_best
 from nimble_jobs.planner.forward.restore import restore, source_of
@@ -155,6 +157,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return module
 
     monkeypatch.setattr(sources, "compile_module", compile_module)
+    monkeypatch.setattr(sources, "inductor_pass", lambda _, without: without)
     monkeypatch.setattr(
         sources, "record_compiled", lambda call, example, state, device: record(call, example, state, device, call)
     )
@@ -181,7 +184,7 @@ def test_each_name_leaves_out_its_own_pass(
     asked["rewrite"](torch.fx.Graph())
     assert set(ran) == {*PASSES, Kernel.DEPTHWISE} - gone
     assert len(ran) == len(set(ran))
-    assert asked["without"] == gone
+    assert asked["last"] == gone
 
 
 @pytest.mark.parametrize("off", [None, *Kernel])
@@ -192,15 +195,19 @@ def test_the_pass_of_the_compiler_knows_what_is_off(off: Kernel | None, monkeypa
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU")
     gone = NOTHING if off is None else without(off)
     ran: list[Any] = []
-    monkeypatch.setattr(inductor.shared_products, "share_products", lambda _: None)
+    monkeypatch.setattr(shared_products, "share_products", lambda _: None)
     monkeypatch.setattr(epilogues, "choose_ways", lambda *_, without: ran.append(without))
-    monkeypatch.setattr(inductor.split_k_pass, "split_products", lambda *_: ran.append("products"))
+    monkeypatch.setattr(split_k_pass, "split_products", lambda *_: ran.append("products"))
     for each in (gone, gone, without(Kernel.PATCHES, Kernel.MERGED)):
-        inductor.compile_module(nn.Linear(3, 2), epilogues=CPU, without=each)
+        inductor.compile_module(nn.Linear(3, 2), last=inductor_pass(CPU, each))
     one, same, other = (each["post_grad_custom_post_pass"] for each in options)
     one(torch.fx.Graph())
     assert ran == ([gone] if off is Kernel.SPLIT_K else [gone, "products"])
     assert one.uuid() == same.uuid() != other.uuid()
+    with measure.crowded(4):
+        assert one.uuid() == same.uuid() != other.uuid()
+        crowded = one.uuid()
+    assert crowded != one.uuid()
 
 
 CONVOLUTIONS = {
@@ -439,7 +446,7 @@ def test_a_stored_schedule_is_recorded_again_with_the_same_off(
     built = build_best(module, {"x": x}, "key", options, CPU)
     built.close()
     assert built.schedule.kernels == "epilogues"
-    assert [asked["without"] for asked in compiled] == [off]
+    assert [asked["last"] for asked in compiled] == [off]
     schedule = Schedule.from_json(built.schedule.to_json())
     assert schedule.without == ("attention", "split-k")
     assert source_of(schedule) == source
@@ -448,7 +455,7 @@ def test_a_stored_schedule_is_recorded_again_with_the_same_off(
     restored = restore(module, stored, {"x": x}, CPU, lambda _: None)
     for instance in restored.instances:
         instance.close()
-    assert [asked["without"] for asked in compiled] == [off, off]
+    assert [asked["last"] for asked in compiled] == [off, off]
     assert [asked["compiled_before"] for asked in compiled] == [False, True]
 
 
@@ -458,6 +465,7 @@ import sys
 import torch
 
 from nimble_jobs.engine import inductor
+from nimble_jobs.kernels.inductor_pass import inductor_pass
 from nimble_jobs.planner.forward.restore import source_of
 from nimble_jobs.schedule import Schedule
 
@@ -465,7 +473,7 @@ options = []
 torch.compile = lambda _, **named: options.append(named["options"])
 torch.cuda.get_device_name = lambda _: "GPU"
 source = source_of(Schedule.from_json(sys.stdin.read()))
-inductor.compile_module(torch.nn.ReLU(), epilogues=torch.device("cpu"), without=source.without)
+inductor.compile_module(torch.nn.ReLU(), last=inductor_pass(torch.device("cpu"), source.without))
 print(",".join(sorted(source.without)), options[0]["post_grad_custom_post_pass"].uuid().hex())
 """
 
@@ -477,7 +485,7 @@ def test_another_process_compiles_with_the_same_pass(monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         patch.setattr(torch, "compile", lambda _, **named: options.append(named["options"]))
         patch.setattr(torch.cuda, "get_device_name", lambda _: "GPU")
-        inductor.compile_module(nn.ReLU(), epilogues=CPU, without=off)
+        inductor.compile_module(nn.ReLU(), last=inductor_pass(CPU, off))
         uuid = options[0]["post_grad_custom_post_pass"].uuid()
     built = build_best(nn.ReLU(), {"x": torch.zeros(2, 3)}, "key", BuildOptions(streams=1), CPU)
     built.close()

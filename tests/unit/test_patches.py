@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nimble_jobs.engine import measure, patches_pass
-from nimble_jobs.engine.choices import Choices, using
-from nimble_jobs.engine.patches_pass import Shape, as_product, wanted_as_in
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.record import record, state_of
+from nimble_jobs.kernels import patches_pass
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.patches_pass import Shape, as_product, wanted_as_in
 from tests.kernel_trials import rewritten
 
 CPU = torch.device("cpu")

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from nimble_jobs.engine.record import record, state_of
-from nimble_jobs.engine.shared_products import share_products
 from nimble_jobs.errors import EngineError
+from nimble_jobs.kernels.shared_products import share_products
 from nimble_jobs.planner.sources.merge import Groups, merge, mergeable
 from nimble_jobs.planner.sources.source import Source, Variants
 

@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 import pytest
 
-from nimble_jobs.engine import choices
 from nimble_jobs.errors import JobFailed, ModelChanged
 from nimble_jobs.job import Hit
+from nimble_jobs.kernels import choices
 from nimble_jobs.planner.lookup import obtain as obtaining
 from nimble_jobs.planner.lookup.obtain import BuildResult, by_spec, obtain
 from nimble_jobs.planner.lookup.stored import Later, Miss, Refused, Taken, compiles_again

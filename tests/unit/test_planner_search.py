@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from nimble_jobs.engine import choices, measure
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import CannotRecord, CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
+from nimble_jobs.kernels import choices
+from nimble_jobs.kernels.choices import Choices, using
 from nimble_jobs.planner.forward import target as targets
 from nimble_jobs.planner.forward.build import Built, build_best, build_schedule
 from nimble_jobs.planner.forward.target import ForwardTarget

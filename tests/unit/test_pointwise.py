@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nimble_jobs.engine import pointwise, pointwise_pass, ways
-from nimble_jobs.engine.choices import Choices, using
-from nimble_jobs.engine.pointwise import OPERATOR, Shape, wanted_as_in, with_own_kernels
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
+from nimble_jobs.kernels import pointwise, pointwise_pass, ways
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.pointwise import OPERATOR, Shape, wanted_as_in, with_own_kernels
 from tests.kernel_trials import interpreted, rewritten, timed_as
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -190,8 +190,8 @@ def test_the_fastest_tile_must_be_faster_and_agree(
 _INTERPRETED = """
 import torch
 
-from nimble_jobs.engine import pointwise_triton
-from nimble_jobs.engine.pointwise import OPERATOR, TILES, Shape, constants
+from nimble_jobs.kernels import pointwise_triton
+from nimble_jobs.kernels.pointwise import OPERATOR, TILES, Shape, constants
 
 torch.manual_seed(0)
 for number, activation in enumerate(("relu6", "silu", "hardswish", "", "relu")):

@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nimble_jobs.engine import product_gelu, product_gelu_pass, ways
-from nimble_jobs.engine.choices import Choices, using
-from nimble_jobs.engine.product_gelu import OPERATOR, TILES, Shape, wanted_as_in, with_own_kernels
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
+from nimble_jobs.kernels import product_gelu, product_gelu_pass, ways
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.product_gelu import OPERATOR, TILES, Shape, wanted_as_in, with_own_kernels
 from tests.kernel_trials import interpreted, rewritten, timed_as
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -115,8 +115,8 @@ def test_the_fastest_tile_must_be_faster_and_agree(
 
 _INTERPRETED = """
 import torch
-from nimble_jobs.engine import product_gelu_triton
-from nimble_jobs.engine.product_gelu import OPERATOR
+from nimble_jobs.kernels import product_gelu_triton
+from nimble_jobs.kernels.product_gelu import OPERATOR
 
 torch.manual_seed(0)
 x, weight, bias = torch.randn(20, 64).half(), torch.randn(32, 64).half() / 8, torch.randn(32).half()

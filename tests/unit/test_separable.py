@@ -10,13 +10,14 @@ from torch import nn
 from torch.nn import functional
 
 from nimble_jobs.bench.zoo.cells import DilatedSeparable, Separable
-from nimble_jobs.engine import depthwise, measure, pointwise_pass, separable, separable_pass, ways
-from nimble_jobs.engine.activations import ACTIVATIONS
-from nimble_jobs.engine.choices import Choices, using
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.record import record, state_of
-from nimble_jobs.engine.separable import OPERATOR, Shape, wanted_as_in, with_own_kernels
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.errors import EngineError
+from nimble_jobs.kernels import depthwise, pointwise_pass, separable, separable_pass, ways
+from nimble_jobs.kernels.activations import ACTIVATIONS
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.separable import OPERATOR, Shape, wanted_as_in, with_own_kernels
 from nimble_jobs.planner.sources.fold import folded
 from tests.kernel_trials import interpreted, rewritten
 
@@ -266,8 +267,8 @@ from dataclasses import replace
 
 import torch
 
-from nimble_jobs.engine import depthwise, separable_triton
-from nimble_jobs.engine.separable import OPERATOR, TILES, Shape, constants
+from nimble_jobs.kernels import depthwise, separable_triton
+from nimble_jobs.kernels.separable import OPERATOR, TILES, Shape, constants
 
 torch.manual_seed(0)
 CASES = (  # tile, window, stride, padding, dilation, ReLU before, between, sum, after

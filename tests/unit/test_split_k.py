@@ -11,14 +11,14 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from nimble_jobs.engine import epilogues, split_k, split_k_pass, ways
-from nimble_jobs.engine.choices import Choices, using
-from nimble_jobs.engine.epilogues import choose_ways
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.record import record, state_of
-from nimble_jobs.engine.split_k import CONVOLUTION, PRODUCT, Shape, product_shape, with_own_kernels
-from nimble_jobs.engine.split_k_pass import split_products
 from nimble_jobs.engine.static_kernel import pack
+from nimble_jobs.kernels import epilogues, split_k, split_k_pass, ways
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.epilogues import choose_ways
+from nimble_jobs.kernels.split_k import CONVOLUTION, PRODUCT, Shape, product_shape, with_own_kernels
+from nimble_jobs.kernels.split_k_pass import split_products
 from tests.kernel_trials import interpreted, timed_as
 
 # torch's own compiler warns of torch.jit, which it imports
@@ -291,8 +291,8 @@ def test_a_product_in_parts_must_be_faster_and_agree(
 
 _INTERPRETED = """
 import torch
-from nimble_jobs.engine import split_k_triton
-from nimble_jobs.engine.split_k import Shape, constants, product_shape
+from nimble_jobs.kernels import split_k_triton
+from nimble_jobs.kernels.split_k import Shape, constants, product_shape
 
 torch.manual_seed(0)
 shapes = [

@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from nimble_jobs.engine import measure, squeeze_excite, squeeze_excite_pass
-from nimble_jobs.engine.choices import Choices, using
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.record import record, state_of
-from nimble_jobs.engine.squeeze_excite import EXCITE, SQUEEZE, Shape, compiled, wanted_as_in, with_own_kernels
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.errors import EngineError
+from nimble_jobs.kernels import squeeze_excite, squeeze_excite_pass
+from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.squeeze_excite import EXCITE, SQUEEZE, Shape, compiled, wanted_as_in, with_own_kernels
 from tests.kernel_trials import interpreted, rewritten
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -189,8 +190,8 @@ def test_grids_cover_all_channels_and_pixels(images: int, channels: int, side: i
 
 _INTERPRETED = """
 import torch
-from nimble_jobs.engine.squeeze_excite import EXCITE, SQUEEZE, Shape
-from nimble_jobs.engine import squeeze_excite_triton as kernels
+from nimble_jobs.kernels.squeeze_excite import EXCITE, SQUEEZE, Shape
+from nimble_jobs.kernels import squeeze_excite_triton as kernels
 
 torch.manual_seed(0)
 for images, channels, side, hidden, silu, sigmoid in [(2, 20, 7, 5, True, True), (1, 70, 9, 17, False, False)]:

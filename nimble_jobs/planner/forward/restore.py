@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from nimble_jobs import graph
-from nimble_jobs.engine import depthwise, separable, verify
 from nimble_jobs.engine import device as devices
+from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
 from nimble_jobs.engine.first_calls import without_cudnn
@@ -24,6 +24,7 @@ from nimble_jobs.engine.static_kernel import unpack
 from nimble_jobs.errors import CheckFailed, EngineError
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.kernel_switches import Kernel
+from nimble_jobs.kernels import depthwise, separable
 from nimble_jobs.planner.lookup.stored import Material, compiles_again
 from nimble_jobs.planner.search.plans import capture_several
 from nimble_jobs.planner.sources.source import Kernels, Layout, Source, Variants, record_source

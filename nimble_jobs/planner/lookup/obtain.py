@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from nimble_jobs.engine.choices import Choices, using
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, JobFailed, ModelChanged, OutOfMemory
 from nimble_jobs.job import Hit
+from nimble_jobs.kernels.choices import Choices, using
 from nimble_jobs.planner.lookup.stored import Later, Material, Miss, Obtained, Refused, Storable, Taken, keep
 from nimble_jobs.store import Store, Wait
 

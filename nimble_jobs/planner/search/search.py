@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from nimble_jobs.engine import choices, measure
-from nimble_jobs.engine import device as devices
+from nimble_jobs.engine import device, measure
 from nimble_jobs.engine.inductor import stop_compilers
 from nimble_jobs.engine.private.runtime import tested_version
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import CheckFailed, OutOfMemory
 from nimble_jobs.kernel_switches import Kernel
+from nimble_jobs.kernels import choices
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search.candidate import PAYS, MeasuredCandidate, failed, left_out, over_limit
@@ -127,7 +127,7 @@ class Search:
         first = self._best or self._refused
         assert first is not None
         kernels: list[Kernels] = []
-        able = devices.able(self._target.device)
+        able = device.able(self._target.device)
         if (able.compilers or able.packed_weights) and self._options.fuse != "off":
             kernels += ["inductor", "epilogues"] if able.compilers else ["onednn"]
             kernels += ["max-autotune"] if able.compilers and self._options.fuse == "max" else []
@@ -204,12 +204,12 @@ class Search:
 
     def _try_crowded(self, singles: Sequence[MeasuredCandidate]) -> None:
         """Where the width of the device decides, choose kernels by their time beside others, and plan once more."""
-        source = next((single.source for single in singles if single.source.kernels == "epilogues"), None)
+        ours = (single.source for single in singles if single.source.kernels == "epilogues")
+        source = next((replace(each, kernels="crowded") for each in ours), None)
         if source is None or Kernel.CROWDED in source.without or self._best is None or not self._best.crowded:
             return
-        crowded = replace(source, kernels="crowded")
         try:
-            single = None if self._out_of_time(crowded.name) else self._try(crowded)
+            single = None if self._out_of_time(source.name) else self._try(source)
         finally:
             stop_compilers()
         if single is not None:

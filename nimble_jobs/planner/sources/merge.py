@@ -3,7 +3,7 @@ and what they gate.
 
 One wide product takes less time than several narrow ones: each of these leaves most of a GPU idle. Which layers read
 the same is read off a recorded program. The layers then share one weight, and each takes its features of the product.
-That the product runs once is seen to by the layers themselves, and in a compiled graph by `engine.shared_products`.
+That the product runs once is seen to by the layers themselves, and in a compiled graph by `kernels.shared_products`.
 """
 
 from __future__ import annotations

@@ -9,12 +9,16 @@ from typing import Literal
 import torch
 from torch import nn
 
-from nimble_jobs.engine import (
+from nimble_jobs.engine import measure
+from nimble_jobs.engine.inductor import compile_module, refusing_compilers
+from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
+from nimble_jobs.errors import CannotRecord
+from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
+from nimble_jobs.kernels import (
     attention,
     attention_pass,
     depthwise_activated,
     depthwise_pass,
-    measure,
     patches_pass,
     pointwise,
     pointwise_pass,
@@ -26,12 +30,9 @@ from nimble_jobs.engine import (
     squeeze_excite,
     squeeze_excite_pass,
 )
-from nimble_jobs.engine.depthwise import with_own_depthwise
-from nimble_jobs.engine.inductor import compile_module, refusing_compilers
-from nimble_jobs.engine.onednn_pass import attention_in_parts, divides_attention, with_packed_weights
-from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
-from nimble_jobs.errors import CannotRecord
-from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
+from nimble_jobs.kernels.depthwise import with_own_depthwise
+from nimble_jobs.kernels.inductor_pass import inductor_pass
+from nimble_jobs.kernels.onednn_pass import attention_in_parts, divides_attention, with_packed_weights
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.preprocessed import Preprocessed
 from nimble_jobs.planner.sources.fold import Pairs, folded
@@ -183,9 +184,8 @@ def record_source(
                 module,
                 max_autotune=source.kernels == "max-autotune",
                 compiled_before=like is not None,
-                epilogues=device if source.kernels in _OURS else None,
                 rewrite=_rewrite(device, like, source.without) if source.kernels in _OURS else None,
-                without=source.without,
+                last=inductor_pass(device, source.without) if source.kernels in _OURS else None,
             )
             recording = record_compiled(call, example, state, device)
             for ours in (squeeze_excite, separable, depthwise_activated, pointwise, product_gelu, attention, split_k):

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.engine.depthwise import with_own_depthwise
 from nimble_jobs.engine.host_reads import watching
 from nimble_jobs.engine.inductor import compile_module, kernels_to, refusing_compilers
 from nimble_jobs.engine.private.operators import add_
@@ -24,6 +23,7 @@ from nimble_jobs.errors import CannotRecord
 from nimble_jobs.graph.collectives import hoisted
 from nimble_jobs.graph.split import split_convolutions
 from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
+from nimble_jobs.kernels.depthwise import with_own_depthwise
 from nimble_jobs.planner.sources.source import Kernels
 from nimble_jobs.planner.step.eager import Arithmetic, state_of_step
 from nimble_jobs.schedule import Program

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from nimble_jobs.engine import choices
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.fx_nodes import add_call
 from nimble_jobs.engine.private.operators import OpOverload
-from nimble_jobs.engine.split_k import CONVOLUTION, PRODUCT, Shape, code_digest, compiled, parts_of, product_shape
-from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.engine.ways import Ways
+from nimble_jobs.kernels import choices
+from nimble_jobs.kernels.fx_nodes import add_call
+from nimble_jobs.kernels.split_k import CONVOLUTION, PRODUCT, Shape, code_digest, compiled, parts_of, product_shape
+from nimble_jobs.kernels.static_triton import capability_of
+from nimble_jobs.kernels.ways import Ways
 from nimble_jobs.task_times import TaskTimes
 
 _aten = torch.ops.aten

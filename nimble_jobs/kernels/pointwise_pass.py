@@ -14,13 +14,13 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional
 
-from nimble_jobs.engine import choices
-from nimble_jobs.engine.activations import ACTIVATIONS, activation_of
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.fx_nodes import between, comes_before, fixed_example, only_reads
-from nimble_jobs.engine.pointwise import OPERATOR, Shape, Wanted, code_digest, compiled
-from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.engine.ways import Ways
+from nimble_jobs.kernels import choices
+from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of
+from nimble_jobs.kernels.fx_nodes import between, comes_before, fixed_example, only_reads
+from nimble_jobs.kernels.pointwise import OPERATOR, Shape, Wanted, code_digest, compiled
+from nimble_jobs.kernels.static_triton import capability_of
+from nimble_jobs.kernels.ways import Ways
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.95  # ours must take less than this share

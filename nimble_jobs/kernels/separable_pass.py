@@ -14,16 +14,17 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional
 
-from nimble_jobs.engine import choices, depthwise, depthwise_activated, fx_nodes, measure, pointwise, pointwise_pass
-from nimble_jobs.engine.activations import ACTIVATIONS, activation_of, writes_in_place
-from nimble_jobs.engine.depthwise_pass import depthwise_call
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.fx_nodes import fixed_example, only_reads, only_user
-from nimble_jobs.engine.own_kernels import digest_of
-from nimble_jobs.engine.separable import OPERATOR, Shape, Wanted, code_digest, compiled, tensors_of
-from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.engine.ways import Ways
 from nimble_jobs.errors import EngineError
+from nimble_jobs.kernels import choices, depthwise, depthwise_activated, fx_nodes, pointwise, pointwise_pass
+from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of, writes_in_place
+from nimble_jobs.kernels.depthwise_pass import depthwise_call
+from nimble_jobs.kernels.fx_nodes import fixed_example, only_reads, only_user
+from nimble_jobs.kernels.own_kernels import digest_of
+from nimble_jobs.kernels.separable import OPERATOR, Shape, Wanted, code_digest, compiled, tensors_of
+from nimble_jobs.kernels.static_triton import capability_of
+from nimble_jobs.kernels.ways import Ways
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.95  # ours must take less than this share

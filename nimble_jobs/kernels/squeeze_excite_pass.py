@@ -12,14 +12,15 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional
 
-from nimble_jobs.engine import choices, measure
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.own_kernels import digest_of
-from nimble_jobs.engine.squeeze_excite import EXCITE, SQUEEZE, Shape, Wanted, compiled, supported
-from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.engine.ways import EXACT
 from nimble_jobs.errors import EngineError
+from nimble_jobs.kernels import choices
+from nimble_jobs.kernels.own_kernels import digest_of
+from nimble_jobs.kernels.squeeze_excite import EXCITE, SQUEEZE, Shape, Wanted, compiled, supported
+from nimble_jobs.kernels.static_triton import capability_of
+from nimble_jobs.kernels.ways import EXACT
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.8  # ours must take less than this share: compilers fuse what torch's own operators do one by one

@@ -13,12 +13,12 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional
 
-from nimble_jobs.engine import choices
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.own_kernels import digest_of
-from nimble_jobs.engine.product_gelu import OPERATOR, Shape, Wanted, compiled
-from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.engine.ways import Ways
+from nimble_jobs.kernels import choices
+from nimble_jobs.kernels.own_kernels import digest_of
+from nimble_jobs.kernels.product_gelu import OPERATOR, Shape, Wanted, compiled
+from nimble_jobs.kernels.static_triton import capability_of
+from nimble_jobs.kernels.ways import Ways
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.95  # ours must take less than this share

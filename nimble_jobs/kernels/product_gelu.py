@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from nimble_jobs.engine import static_triton
-from nimble_jobs.engine.own_kernels import Launched, put_in_place, tile_in
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
-from nimble_jobs.engine.static_triton import TYPES, Launch, capability_of, is_dense
+from nimble_jobs.kernels import static_triton
+from nimble_jobs.kernels.own_kernels import Launched, put_in_place, tile_in
+from nimble_jobs.kernels.static_triton import TYPES, Launch, capability_of, is_dense
 from nimble_jobs.schedule import Program, Task, View
 
 PREFIX = "triton.product_gelu"
@@ -115,7 +115,7 @@ def compiled(shape: Shape, tile: str, capability: int) -> StaticKernel:
 
     Raises EngineError if Triton cannot compile it.
     """
-    from nimble_jobs.engine import product_gelu_triton
+    from nimble_jobs.kernels import product_gelu_triton
 
     rows, features, inputs, warps, stages = TILES[tile]
     grid = (-(-shape.rows // rows), shape.features // features, 1)

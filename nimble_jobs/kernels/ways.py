@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.engine import choices, measure
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.errors import EngineError
+from nimble_jobs.kernels import choices
 from nimble_jobs.task_times import TaskTimes
 
 EXACT: Mapping[str, float] = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-3}  # largest relative norm from theirs

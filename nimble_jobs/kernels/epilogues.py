@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from nimble_jobs.engine import pointwise, split_k_pass
-from nimble_jobs.engine.epilogue_ways import POINTWISE, Follows, Group, Way, fastest
 from nimble_jobs.engine.fused_convolutions import CONVOLUTION_ADD_RELU, CONVOLUTION_RELU, MEMORY_FORMAT
-from nimble_jobs.engine.fx_nodes import add_call, only_user
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.kernel_switches import NOTHING, Without
+from nimble_jobs.kernels import pointwise, split_k_pass
+from nimble_jobs.kernels.epilogue_ways import POINTWISE, Follows, Group, Way, fastest
+from nimble_jobs.kernels.fx_nodes import add_call, only_user
 
 _aten = torch.ops.aten
 

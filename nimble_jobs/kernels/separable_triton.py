@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nimble_jobs.engine.activations_triton import activated
+from nimble_jobs.kernels.activations_triton import activated
 
 SIZES = (
     *("input_units", "feature_units", "height", "width", "out_height", "out_width"),

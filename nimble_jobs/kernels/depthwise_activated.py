@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from nimble_jobs.engine import depthwise, static_triton
-from nimble_jobs.engine.activations import ACTIVATIONS
-from nimble_jobs.engine.own_kernels import Launched, put_in_place
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
-from nimble_jobs.engine.static_triton import TYPES, Launch, aligned, capability_of
+from nimble_jobs.kernels import depthwise, static_triton
+from nimble_jobs.kernels.activations import ACTIVATIONS
+from nimble_jobs.kernels.own_kernels import Launched, put_in_place
+from nimble_jobs.kernels.static_triton import TYPES, Launch, aligned, capability_of
 from nimble_jobs.schedule import Program, Task, View
 
 _NAMESPACE = "nimble_jobs"
@@ -108,7 +108,7 @@ def compiled(one: Activated, capability: int) -> StaticKernel:
 
     Raises EngineError if Triton cannot compile it.
     """
-    from nimble_jobs.engine import depthwise_triton
+    from nimble_jobs.kernels import depthwise_triton
 
     shape = one.shape
     places, channels, warps = shape.tile

@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from nimble_jobs.engine import depthwise, static_triton
-from nimble_jobs.engine.activations import ACTIVATIONS
-from nimble_jobs.engine.own_kernels import Launched, digest_of, put_in_place, tile_in
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
-from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
+from nimble_jobs.kernels import depthwise, static_triton
+from nimble_jobs.kernels.activations import ACTIVATIONS
+from nimble_jobs.kernels.own_kernels import Launched, digest_of, put_in_place, tile_in
+from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
 from nimble_jobs.schedule import Program, Task, View
 
 PREFIX = "triton.separable"
@@ -236,7 +236,7 @@ def compiled(shape: Shape, tile: str, capability: int) -> StaticKernel:
 
     Raises EngineError if Triton cannot compile it.
     """
-    from nimble_jobs.engine import separable_triton
+    from nimble_jobs.kernels import separable_triton
 
     *_, warps = TILES[tile]
     names = ("x", "depth_weight", "depth_bias", "weight", "bias", "other", "out")

@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.engine import choices, measure, static_triton
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.own_kernels import digest_of
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
-from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
-from nimble_jobs.engine.ways import EXACT
+from nimble_jobs.kernels import choices, static_triton
+from nimble_jobs.kernels.own_kernels import digest_of
+from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
+from nimble_jobs.kernels.ways import EXACT
 from nimble_jobs.schedule import Arg, Program, Task, View
 from nimble_jobs.task_times import TaskTimes
 
@@ -172,7 +173,7 @@ def compiled(shape: Shape, capability: int) -> StaticKernel:
 
     Raises EngineError if Triton cannot compile it.
     """
-    from nimble_jobs.engine import depthwise_triton
+    from nimble_jobs.kernels import depthwise_triton
 
     function: Any = (
         depthwise_triton.depthwise_channels_last if shape.channels_last else depthwise_triton.depthwise_contiguous

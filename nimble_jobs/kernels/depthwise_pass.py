@@ -11,14 +11,15 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional
 
-from nimble_jobs.engine import choices, depthwise, measure
-from nimble_jobs.engine.activations import ACTIVATIONS, activation_of
-from nimble_jobs.engine.depthwise_activated import OPERATOR, Activated, Wanted, compiled
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.static_triton import MOST, TYPES, capability_of
-from nimble_jobs.engine.ways import EXACT
 from nimble_jobs.errors import EngineError
+from nimble_jobs.kernels import choices, depthwise
+from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of
+from nimble_jobs.kernels.depthwise_activated import OPERATOR, Activated, Wanted, compiled
+from nimble_jobs.kernels.static_triton import MOST, TYPES, capability_of
+from nimble_jobs.kernels.ways import EXACT
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.95  # ours must take less than this share

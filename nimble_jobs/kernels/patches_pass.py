@@ -12,11 +12,11 @@ import torch
 from torch.fx import Graph
 from torch.nn import functional
 
-from nimble_jobs.engine import choices
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.fx_nodes import fixed_example, same_strides
-from nimble_jobs.engine.own_kernels import digest_of
-from nimble_jobs.engine.ways import EXACT, Ways
+from nimble_jobs.kernels import choices
+from nimble_jobs.kernels.fx_nodes import fixed_example, same_strides
+from nimble_jobs.kernels.own_kernels import digest_of
+from nimble_jobs.kernels.ways import EXACT, Ways
 from nimble_jobs.schedule import Program, View
 from nimble_jobs.task_times import TaskTimes
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from nimble_jobs.engine import static_triton
-from nimble_jobs.engine.activations import ACTIVATIONS
-from nimble_jobs.engine.own_kernels import Launched, digest_of, put_in_place, tile_in
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
-from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
+from nimble_jobs.kernels import static_triton
+from nimble_jobs.kernels.activations import ACTIVATIONS
+from nimble_jobs.kernels.own_kernels import Launched, digest_of, put_in_place, tile_in
+from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
 from nimble_jobs.schedule import Program, Task, View
 
 PREFIX = "triton.pointwise"
@@ -175,7 +175,7 @@ def compiled(shape: Shape, tile: str, capability: int) -> StaticKernel:
 
     Raises EngineError if Triton cannot compile it.
     """
-    from nimble_jobs.engine import pointwise_triton
+    from nimble_jobs.kernels import pointwise_triton
 
     _, _, _, warps, stages = TILES[tile]
     return static_triton.compiled(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from nimble_jobs.engine.activations_triton import activated
+from nimble_jobs.kernels.activations_triton import activated
 
 SIZES = ("pixels", "input_units", "feature_units")
 

@@ -15,12 +15,12 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional
 
-from nimble_jobs.engine import static_triton
-from nimble_jobs.engine.own_kernels import Launched, put_in_place, tile_in
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
-from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, aligned, capability_of, is_dense, power_of_two
+from nimble_jobs.kernels import static_triton
+from nimble_jobs.kernels.own_kernels import Launched, put_in_place, tile_in
+from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, aligned, capability_of, is_dense, power_of_two
 from nimble_jobs.schedule import Program, Task, View
 
 PREFIX = "triton.attention"
@@ -197,7 +197,7 @@ def compiled(shape: Shape, strides: Strides, scale: float, tile: str, capability
 
     Raises EngineError if Triton cannot compile it.
     """
-    from nimble_jobs.engine import attention_triton
+    from nimble_jobs.kernels import attention_triton
 
     rows, keys, warps, stages = TILES[tile]
     grid = (-(-shape.rows // rows), shape.batch * shape.heads, 1)

@@ -13,15 +13,15 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional
 
-from nimble_jobs.engine import choices
-from nimble_jobs.engine.attention import OPERATOR, Mask, Shape, Strides, Wanted, compiled, outer_strides
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.fx_nodes import fixed_example, same_strides
-from nimble_jobs.engine.own_kernels import digest_of
 from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.engine.private.tensors import version
-from nimble_jobs.engine.static_triton import capability_of
-from nimble_jobs.engine.ways import Ways
+from nimble_jobs.kernels import choices
+from nimble_jobs.kernels.attention import OPERATOR, Mask, Shape, Strides, Wanted, compiled, outer_strides
+from nimble_jobs.kernels.fx_nodes import fixed_example, same_strides
+from nimble_jobs.kernels.own_kernels import digest_of
+from nimble_jobs.kernels.static_triton import capability_of
+from nimble_jobs.kernels.ways import Ways
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.95  # ours must take less than this share

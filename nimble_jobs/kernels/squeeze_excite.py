@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.engine import static_triton
-from nimble_jobs.engine.own_kernels import Launched, put_in_place
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
-from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, capability_of, is_dense, lies, power_of_two
+from nimble_jobs.kernels import static_triton
+from nimble_jobs.kernels.own_kernels import Launched, put_in_place
+from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, capability_of, is_dense, lies, power_of_two
 from nimble_jobs.schedule import Program, Task, View
 
 PREFIX = "triton.squeeze_excite"
@@ -204,7 +204,7 @@ def compiled(shape: Shape, capability: int) -> tuple[StaticKernel, StaticKernel]
 
     Raises EngineError if Triton cannot compile them.
     """
-    from nimble_jobs.engine import squeeze_excite_triton
+    from nimble_jobs.kernels import squeeze_excite_triton
 
     kind = TYPES[shape.dtype]
     first, second = (Launch(name=name, grid=shape.grid(kernel)) for kernel, name in enumerate(shape.names))

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import torch
 
-from nimble_jobs.engine import choices, measure, pointwise, pointwise_pass, split_k, split_k_pass
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.fused_convolutions import CONVOLUTION_ADD_RELU, CONVOLUTION_RELU, MEMORY_FORMAT
 from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
+from nimble_jobs.kernels import choices, pointwise, pointwise_pass, split_k, split_k_pass
 from nimble_jobs.task_times import TaskTimes
 
 Way = str  # "library", "fused", "product", "pointwise" with a tile of `pointwise`, or one of `split_k`

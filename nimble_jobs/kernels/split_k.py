@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from nimble_jobs.engine import static_triton
-from nimble_jobs.engine.own_kernels import Launched, digest_of, put_in_place
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
-from nimble_jobs.engine.static_triton import MOST, TYPES, Launch, capability_of, is_dense, lies
+from nimble_jobs.kernels import static_triton
+from nimble_jobs.kernels.own_kernels import Launched, digest_of, put_in_place
+from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, capability_of, is_dense, lies
 from nimble_jobs.schedule import Task, View
 
 PREFIX = "triton.split_k"
@@ -217,7 +217,7 @@ def compiled(shape: Shape, way: str, capability: int) -> StaticKernel:
 
     Raises EngineError if Triton cannot compile it.
     """
-    from nimble_jobs.engine import split_k_triton
+    from nimble_jobs.kernels import split_k_triton
 
     tile, _, parts = way.rpartition("/")
     pixels, features, _, warps, stages = _tile(tile)
