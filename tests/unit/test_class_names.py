@@ -41,6 +41,25 @@ def run(cli: Cli, folder: Path, **parts: Any) -> str:
     return "" if answer.code == 0 else answer.err
 
 
+def trained(cli: Cli, folder: Path, source: str, output: str, **train: Any) -> str:
+    """Train on these pictures; the error, if any."""
+    return run(
+        cli,
+        folder,
+        kind="finetune",
+        model={"source": f"python:{folder}/net.py:net"},
+        input={"source": str(folder / source), "format": "images", "fields": {"label": "parent"}, "batch_size": 4},
+        output={"path": str(folder / output)},
+        train=train,
+    )
+
+
+def events(cli: Cli, kind: str) -> list[str]:
+    """What the newest job said about this."""
+    shown = cli("show", "net", "--json").json
+    return [event["message"] for event in shown["events"] if event["kind"] == kind]
+
+
 def scored(cli: Cli, folder: Path, source: str) -> list[dict[str, Any]] | str:
     """Classes by the weights of the training, or the error."""
     error = run(
@@ -67,21 +86,7 @@ def test_classes_keep_their_numbers_and_names(cli: Cli, tmp_path: Path) -> None:
     pictures(tmp_path / "new", ["ant", "cat"])
     pictures(tmp_path / "strange", ["cat", "dog"])
     pictures(tmp_path / "others", ["dog", "eel"])
-    error = run(
-        cli,
-        tmp_path,
-        kind="finetune",
-        model={"source": f"python:{tmp_path}/net.py:net"},
-        input={
-            "source": str(tmp_path / "train"),
-            "format": "images",
-            "fields": {"label": "parent"},
-            "batch_size": 4,
-        },
-        output={"path": str(tmp_path / "out")},
-        train={"epochs": 8, "optimizer": {"name": "adam", "lr": 0.01}},
-    )
-    assert not error
+    assert not trained(cli, tmp_path, "train", "out", epochs=8, optimizer={"name": "adam", "lr": 0.01})
     assert json.loads((tmp_path / "out/classes.json").read_text()) == NAMES
     assert json.loads((tmp_path / "out/manifest.json").read_text())["summary"]["classes"] == NAMES
     ant, cat = ({"label": i, "top1": i, "top1_label": NAMES[i]} for i in (0, 2))
@@ -89,6 +94,34 @@ def test_classes_keep_their_numbers_and_names(cli: Cli, tmp_path: Path) -> None:
     assert "label is 'dog'; expected one of the 3 known names" in str(scored(cli, tmp_path, "strange"))
     found = scored(cli, tmp_path, "others")
     assert [row["label"] for row in found] == [0] * 4 + [1] * 4  # type: ignore[index]  # as the model knows none
+
+
+def test_a_training_goes_on_with_the_numbers_of_the_head_that_it_takes_over(cli: Cli, tmp_path: Path) -> None:
+    """Also if its data lack some of the classes. Classes that the head does not know are numbered anew, and told."""
+    (tmp_path / "net.py").write_text(NET)
+    pictures(tmp_path / "train", NAMES)
+    assert not trained(cli, tmp_path, "train", "out", epochs=8, optimizer={"name": "adam", "lr": 0.01})
+    assert events(cli, "head") == []
+    still = {"epochs": 1, "optimizer": {"name": "sgd", "lr": 1e-9}}
+    init_from = str(tmp_path / "out/model.safetensors")
+    pictures(tmp_path / "fewer", ["ant", "cat"])
+    validation = {"source": str(tmp_path / "train")}
+    assert not trained(cli, tmp_path, "fewer", "again", init_from=init_from, validation=validation, **still)
+    assert json.loads((tmp_path / "again/classes.json").read_text()) == NAMES
+    last = json.loads((tmp_path / "again/metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["accuracy"], last["val_accuracy"]) == (1, 1)
+    assert events(cli, "head") == ["no record has the label bee, a class of the head that is taken over"]
+    pictures(tmp_path / "others", ["ant", "dog", "eel"])
+    assert not trained(cli, tmp_path, "others", "new", init_from=init_from, **still)
+    assert json.loads((tmp_path / "new/classes.json").read_text()) == ["ant", "dog", "eel"]
+    assert events(cli, "head") == [
+        "the head is taken over, although its classes are named ant, bee, cat, not ant, dog, eel"
+    ]
+    (tmp_path / "out/classes.json").write_text("{")
+    assert not trained(cli, tmp_path, "fewer", "unknown", init_from=init_from, **still)
+    (told,) = events(cli, "head")
+    assert f"{tmp_path}/out/classes.json: not JSON: " in told
+    assert told.endswith("; classes are numbered in alphabetical order")
 
 
 @pytest.mark.parametrize(

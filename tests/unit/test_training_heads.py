@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nimble_jobs.data import open_reader
 from nimble_jobs.errors import DataError
-from nimble_jobs.workloads.training.step.texts import TrainTexts
+from nimble_jobs.workloads import Stop
 from tests.text_models import rewrite
-from tests.text_trainings import RECORDS, lay_out, spec_of
+from tests.text_trainings import RECORDS, lay_out, spec_of, write_texts
 from tests.trainings import Attempt, metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,12 +66,41 @@ def test_a_trained_head_keeps_the_order_of_its_classes(begins: str, folder: Path
     assert not attempt.said("head")
 
 
-def test_an_order_that_is_not_alphabetical_decides_a_training(folder: Path) -> None:
+def test_the_order_of_the_classes_decides_a_training(folder: Path) -> None:
     """A checkpoint of another order would train other classes."""
-    spec = spec_of(folder, train__init_from=str(folder / "out/trained/model.safetensors"))
-    for model, classes in ((spec, ["dog", "cat"]), (spec_of(folder), None)):
-        with open_reader(model.input) as reader:
-            assert TrainTexts.read(model, reader, None).decides.get("classes") == classes
+    spec = spec_of(
+        folder,
+        output="out/ordered",
+        schedule={"on_miss": "eager"},
+        train__init_from=str(folder / "out/trained/model.safetensors"),
+        train__checkpoint={"every_steps": 1},
+    )
+    Attempt(spec, stop=lambda asked: Stop.CANCEL if asked == 3 else Stop.GO).run()
+    for order, resumed in ((("cat", "dog"), False), (("dog", "cat"), True)):
+        named(folder, *order)
+        attempt = Attempt(spec, stop=lambda asked: Stop.CANCEL if asked == 1 else Stop.GO)
+        attempt.run()
+        assert bool(attempt.said("resumed")) == resumed
+
+
+def test_a_head_whose_classes_are_not_all_among_the_labels(folder: Path, tmp_path: Path) -> None:
+    """Its numbers stay, and so do the classes that no label has. Labels of a single class are still refused."""
+    three, few = tmp_path / "three.parquet", tmp_path / "few.parquet"
+    write_texts(three, RECORDS, seed=2, names=("ant", "bee", "cow"))
+    table = pq.read_table(three)
+    changes = {"train__validation": None, "train__epochs": 15, "train__optimizer": {"name": "adamw", "lr": 0.01}}
+    trained(folder, "three", input__source=str(three), **changes)
+    init_from = str(folder / "out/three/model.safetensors")
+    pq.write_table(table.filter(pc.field("animal") != "bee"), few)
+    changes = {"train__init_from": init_from, "train__epochs": 1, "train__optimizer": STILL}
+    attempt = trained(folder, "few", input__source=str(few), train__validation={"source": str(few)}, **changes)
+    assert metrics(folder / "out/few", "epoch")[-1]["val_accuracy"] == 1
+    assert attempt.said("head") == ["no record has the label bee, a class of the head that is taken over"]
+    names = json.loads((folder / "out/few/config.json").read_text())["id2label"]
+    assert names == {"0": "ant", "1": "bee", "2": "cow"}
+    pq.write_table(table.filter(pc.field("animal") == "cow"), few)
+    with pytest.raises(DataError, match=r"input\.fields\.label: found 'cow' alone; expected at least two classes"):
+        trained(folder, "one", input__source=str(few), train__validation=None, **changes)
 
 
 def test_the_job_says_what_head_it_begins_with(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ import torch
 from nimble_jobs.data import Reader, Staging, open_reader
 from nimble_jobs.data.object_inputs import Origin
 from nimble_jobs.errors import DataError
+from nimble_jobs.models import random_weights
+from nimble_jobs.models.classes import Classes, classes_of
+from nimble_jobs.models.classifier import classes_of_head
 from nimble_jobs.plural import count, plural, some
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.workloads import decode as decodes
@@ -25,7 +28,7 @@ from nimble_jobs.workloads.training.batches.lots import HELD_OUT
 from nimble_jobs.workloads.training.keep.checkpoint import Checkpoints
 from nimble_jobs.workloads.training.keep.resume import Search
 from nimble_jobs.workloads.training.step.losses import targets
-from nimble_jobs.workloads.training.step.setup import first_batch
+from nimble_jobs.workloads.training.step.setup import begins_with, first_batch
 from nimble_jobs.workloads.training.step.texts import TrainTexts
 
 _FEW = 8  # records that are read together to find a good one
@@ -39,6 +42,7 @@ class Reading:
     device: torch.device
     data: Data
     began: float  # time.perf_counter() at its start
+    classes: tuple[str, ...] | None  # names in the order of the head that the training begins with, if it decides
     texts: TrainTexts | None = None  # tokens of all records, if they are texts
     why_not: str | None = None  # the device does not decode pictures
 
@@ -78,6 +82,9 @@ def read(context: JobContext, device: torch.device) -> Iterator[Reading]:
     with ExitStack() as readers:
         origin = context.origins.get(spec.input.source)
         reader = readers.enter_context(open_reader(spec.input, targets=targets(spec.train.loss), origin=origin))
+        classes, of_head = number_as_head(spec, reader)
+        if of_head is not None:
+            context.event("head", of_head, {})
         held_out = None
         if spec.train.validation is not None:
             source = spec.train.validation.source
@@ -99,7 +106,9 @@ def read(context: JobContext, device: torch.device) -> Iterator[Reading]:
         for each in data.readers:
             if context.decoders is not None:
                 each.hire(context.decoders)
-        yield Reading(context=context, device=device, data=data, began=began, texts=texts, why_not=why_not)
+        yield Reading(
+            context=context, device=device, data=data, began=began, classes=classes, texts=texts, why_not=why_not
+        )
 
 
 @contextmanager
@@ -117,6 +126,8 @@ def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
             parts["texts"] = reading.texts.decides
         elif left_out := Sampler.of(spec, data.reader.total).left_out:
             parts["left_out"] = left_out  # of each epoch
+        if reading.classes is not None:
+            parts["classes"] = list(reading.classes)
         if spec.run.gpus != 1:
             parts["ranks"] = spec.run.gpus  # how batches are divided
         basis = digest(parts)
@@ -136,6 +147,31 @@ def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
             event=context.event,
         )
         yield Session(**vars(reading), staging=staging, search=search)
+
+
+def number_as_head(spec: JobSpec, reader: Reader) -> tuple[tuple[str, ...] | None, str | None]:
+    """Number labels as the head that the training begins with does, if it knows all of their names. Returns the names
+    of its classes if that gives labels other numbers; and what is to be said of a head that is not for texts.
+
+    Raises ModelError for a configuration that is malformed.
+    """
+    names, model = reader.label_names, begins_with(spec)
+    if names is None or random_weights(model) is not None:
+        return None, None
+    texts = spec.input.format == "text"
+    found = Classes(names=classes_of_head(model)) if texts else classes_of(model)
+    if found is None:
+        return None, None
+    if found.unnamed is not None:
+        return None, f"{found.unnamed}; classes are numbered in alphabetical order"
+    head = found.names
+    if set(names) <= set(head):
+        reader.number_labels(head)
+        lacking = [name for name in head if name not in names]
+        said = f"no record has the label {some(lacking)}, a class of the head that is taken over" if lacking else None
+        return None if head == names else head, said
+    said = f"the head is taken over, although its classes are named {some(head)}, not {some(names)}"
+    return None, None if texts or not head else said
 
 
 def _tell_overlap(context: JobContext, reader: Reader, held_out: Reader) -> None:

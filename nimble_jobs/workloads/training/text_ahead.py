@@ -20,7 +20,7 @@ from nimble_jobs.planner.step.prepare import PreparedStep
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.store import Store
 from nimble_jobs.workloads.training.ahead import building, built_now, programs, stored
-from nimble_jobs.workloads.training.session import open_held_out
+from nimble_jobs.workloads.training.session import number_as_head, open_held_out
 from nimble_jobs.workloads.training.step.losses import targets
 from nimble_jobs.workloads.training.step.prepare import as_one, prepare_steps
 from nimble_jobs.workloads.training.step.setup import Setup
@@ -67,6 +67,7 @@ def _set_up(spec: JobSpec, allowed_python: tuple[Path, ...]) -> Iterator[Setup]:
             reader = open_.enter_context(open_reader(spec.input, targets=targets(train.loss)))
             if not reader.has_labels:
                 raise DataError("input.fields.label: fine-tuning needs labels; the input has none")
+            number_as_head(spec, reader)
             held_out = None
             if train.validation is not None:
                 held_out = open_.enter_context(open_held_out(spec, train.validation.source, reader))

@@ -63,11 +63,6 @@ class TrainTexts:
         labels.
         """
         texts, head = set_up(spec), classes_of_head(begins_with(spec))
-        by_head = reader.label_names is not None and sorted(head) == sorted(reader.label_names) != list(head)
-        if by_head:
-            for each in (reader, held_out):
-                if each is not None:
-                    each.number_labels(head)
         tokens = token_set(reader, texts.tokenizer, padding=texts.padding, field="input.source")
         held = None
         if held_out is not None:
@@ -81,8 +76,6 @@ class TrainTexts:
         decides = texts.to_json()
         if texts.spec.buckets == "auto":  # a checkpoint counts batches, which other buckets would divide otherwise
             decides["buckets"] = [bucket.tokens for bucket in buckets]
-        if by_head:
-            decides["classes"] = list(names)
         unused: set[int] = set()
         if reader.label_names is None:
             unused = set(range(len(names))) - set(tokens.labels.tolist())
@@ -98,9 +91,11 @@ class TrainTexts:
 
 
 def _names(tokens: TokenSet, reader: Reader) -> tuple[str, ...]:
-    """The names of the classes. Raises DataError for fewer than two, and for numbers that are far apart."""
+    """The names of the classes. Raises DataError for labels of one alone, and for numbers that are far apart."""
     names = reader.label_names
-    if names is None:
+    if names is not None:
+        labelled: Sequence[str] = [names[number] for number in np.unique(tokens.labels)]
+    else:
         most, different = int(tokens.labels.max()), len(np.unique(tokens.labels))
         record = reader.ids(tokens.positions[tokens.labels == most][:1])[0]
         if most >= _MOST_CLASSES:
@@ -110,9 +105,9 @@ def _names(tokens: TokenSet, reader: Reader) -> tuple[str, ...]:
                 f"{TRAINED_ON}: found the label {most} of record {record}, although there are {different} different "
                 f"labels; expected numbers from 0 with few gaps, numbers below {_MANY}, or names"
             )
-        names = tuple(str(number) for number in range(most + 1))
-    if len(names) < 2:
-        raise DataError(f"{TRAINED_ON}: found {', '.join(map(repr, names))} alone; expected at least two classes")
+        labelled = names = tuple(str(number) for number in range(most + 1))
+    if len(labelled) < 2:
+        raise DataError(f"{TRAINED_ON}: found {', '.join(map(repr, labelled))} alone; expected at least two classes")
     return names
 
 
