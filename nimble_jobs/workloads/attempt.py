@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,9 +12,10 @@ import torch
 from nimble_jobs.data import AnyStaging, Reader, listing_for_member, open_reader
 from nimble_jobs.data import stage as stage_output
 from nimble_jobs.data.answers import Answers
-from nimble_jobs.models.classes import classes_of
+from nimble_jobs.models.classes import Classes, classes_of
 from nimble_jobs.models.pictures import left_out
 from nimble_jobs.planner import Request
+from nimble_jobs.plural import some
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.workloads import decode as decodes
@@ -69,10 +70,22 @@ def opened(context: JobContext, work: only_new.Work | None, column: ColumnOfText
         arriving=fetching.arriving if fetching is not None else None,
         listing=listing_for_member(spec.output, job.id, job.attempt) if alike else None,
     )
-    classes = classes_of(spec.model) if reader.label_names is not None and "label" in spec.output.fields else None
-    if classes is not None:
-        reader.number_labels(classes.names)
+    if reader.label_names is not None and "label" in spec.output.fields:
+        unlike = _number_labels(reader, reader.label_names, classes_of(spec.model))
+        if unlike is not None and not job.joined:
+            context.event("labels", unlike, {})
     return reader
+
+
+def _number_labels(reader: Reader, names: Sequence[str], classes: Classes | None) -> str | None:
+    """Number labels as the model does; what is to be said if it knows none of their names."""
+    if classes is not None and not set(names).isdisjoint(classes.names):
+        reader.number_labels(classes.names)
+        return None
+    why = "the model has no names of its classes"
+    if classes is not None:
+        why = classes.unnamed or f"{classes.file} names {some(classes.names)}, but none of the labels {some(names)}"
+    return f"{why}; labels are numbered in alphabetical order, which may not be the numbers of the model's classes"
 
 
 def _one_folder(context: JobContext, work: only_new.Work | None) -> bool:

@@ -60,7 +60,7 @@ def events(cli: Cli, kind: str) -> list[str]:
     return [event["message"] for event in shown["events"] if event["kind"] == kind]
 
 
-def scored(cli: Cli, folder: Path, source: str) -> list[dict[str, Any]] | str:
+def scored(cli: Cli, folder: Path, source: str, *fields: str) -> list[dict[str, Any]] | str:
     """Classes by the weights of the training, or the error."""
     error = run(
         cli,
@@ -71,7 +71,7 @@ def scored(cli: Cli, folder: Path, source: str) -> list[dict[str, Any]] | str:
         output={
             "path": str(folder / "scored"),
             "format": "jsonl",
-            "fields": ["label", "top1", "top1_label"],
+            "fields": fields or ["label", "top1", "top1_label"],
             "if_exists": "replace",
         },
     )
@@ -91,9 +91,18 @@ def test_classes_keep_their_numbers_and_names(cli: Cli, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out/manifest.json").read_text())["summary"]["classes"] == NAMES
     ant, cat = ({"label": i, "top1": i, "top1_label": NAMES[i]} for i in (0, 2))
     assert scored(cli, tmp_path, "new") == [ant] * 4 + [cat] * 4
+    assert events(cli, "labels") == []
     assert "label is 'dog'; expected one of the 3 known names" in str(scored(cli, tmp_path, "strange"))
     found = scored(cli, tmp_path, "others")
     assert [row["label"] for row in found] == [0] * 4 + [1] * 4  # type: ignore[index]  # as the model knows none
+    numbered = "; labels are numbered in alphabetical order, which may not be the numbers of the model's classes"
+    told = "classes.json names ant, bee, cat, but none of the labels dog, eel"
+    assert events(cli, "labels") == [told + numbered]
+    (tmp_path / "out/classes.json").unlink()
+    scored(cli, tmp_path, "new", "label", "top1")
+    assert events(cli, "labels") == ["the model has no names of its classes" + numbered]
+    scored(cli, tmp_path, "new", "top1")
+    assert events(cli, "labels") == []
 
 
 def test_a_training_goes_on_with_the_numbers_of_the_head_that_it_takes_over(cli: Cli, tmp_path: Path) -> None:
