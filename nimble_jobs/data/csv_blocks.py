@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from nimble_jobs import moves
 from nimble_jobs.data.blocks import Layout
-from nimble_jobs.data.csv_cells import Cells, Text, as_text, cells_of, is_number, is_text, parse
+from nimble_jobs.data.csv_cells import Cells, Text, as_text, is_number, is_text, parse
 from nimble_jobs.data.csv_cuts import Cut, cuts
 from nimble_jobs.data.source import Source, record_of
 from nimble_jobs.data.stamps import Stamp
@@ -67,7 +67,7 @@ class Blocks:
         types = {n: pa.binary() if n in self.texts else kind for n, kind in self.kinds.items()}
         table, _ = self.parsed(number, self.names, types)
         cells = zip(self.names, table.columns, strict=True)
-        numbers = [cells_of(column, self.texts[n]) if n in self.texts else column for n, column in cells]
+        numbers = [Cells.read(column, self.texts[n], n).values if n in self.texts else column for n, column in cells]
         return pa.table(numbers, names=list(self.names))
 
     def parsed(
@@ -171,9 +171,14 @@ class _Column:
     """The findings about a column of text so far."""
 
     text: Text = field(default_factory=Text)
-    bad: dict[int, str] = field(default_factory=dict)  # records whose cell is not a number
+    bad: dict[int, str] = field(default_factory=dict)  # records whose cell is no value
+    truths: list[int] = field(default_factory=list)  # blocks that alone hold true and false
     sample: str | None = None  # the first cell that is not empty
     any_number: bool = False
+
+    def note(self, read: Cells, first: int) -> None:
+        """Keep what is wrong with the cells from record `first` on."""
+        self.bad.update({first + i: why for i, why in read.bad.items()})
 
 
 def _texts(blocks: Blocks, names: list[str], starts: np.ndarray, path: Path) -> dict[str, _Column]:
@@ -182,20 +187,28 @@ def _texts(blocks: Blocks, names: list[str], starts: np.ndarray, path: Path) -> 
     for number in range(len(blocks.found)) if names else ():
         table, _ = blocks.parsed(number, names, dict.fromkeys(names, pa.binary()))
         for name, cells in zip(names, table.columns, strict=True):
-            _learn(columns[name], as_text(cells), name, int(starts[number]))
+            _learn(columns[name], as_text(cells), name, number, int(starts[number]))
         moves.made()
     for name, column in columns.items():
+        again = range(len(blocks.found)) if column.text.kind == pa.bool_() else column.truths
+        for number in again:  # what a bad cell is depends on the whole column
+            table, _ = blocks.parsed(number, [name], {name: pa.binary()})
+            column.note(Cells.read(table[name], column.text, name), int(starts[number]))
+            moves.made()
         if column.sample is not None and not column.any_number:
             where = f"{path}: input.fields.x: column {name!r}"
             raise DataError(f"{where}: holds text such as {column.sample[:40]!r}; expected numbers")
     return columns
 
 
-def _learn(column: _Column, cells: pa.ChunkedArray, name: str, first: int) -> None:
-    """Examine the cells from record `first` on."""
+def _learn(column: _Column, cells: pa.ChunkedArray, name: str, number: int, first: int) -> None:
+    """Examine the cells of a block, which begins with record `first`."""
     read = Cells.of(cells, name)
     column.text = column.text.also(read.text)
-    column.bad.update({first + i: why for i, why in read.bad.items()})
+    if read.text.kind == pa.bool_():
+        column.truths.append(number)
+    else:
+        column.note(read, first)
     if not column.any_number:
         held = [cell for cell in cells.to_pylist() if cell and cell.strip()]
         column.sample = column.sample if column.sample is not None else next(iter(held), None)

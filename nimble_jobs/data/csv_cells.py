@@ -1,4 +1,4 @@
-"""Parses cells of CSV records with pyarrow, and reads columns of text as numbers."""
+"""Parses cells of CSV records with pyarrow, and reads columns of text as numbers or truth values."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from nimble_jobs.plural import count
 
 # Cells that count as empty: pyarrow's default without the spellings of NaN, which is a number.
 _NULLS = [text for text in pacsv.ConvertOptions().null_values if text.lower().lstrip("-") != "nan"]
+_TRUE, _FALSE = (pa.array(texts) for texts in (pacsv.ConvertOptions().true_values, pacsv.ConvertOptions().false_values))
 
 
 def parse(
@@ -50,11 +51,12 @@ def with_rows(table: pa.Table, odd: dict[int, str]) -> pa.Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """How to read a column of text as numbers. `also` combines the findings about two parts of a column."""
+    """How to read a column of text as numbers or truth values. `also` combines the findings about two parts."""
 
     int64: bool = True  # all cells are whole numbers that Arrow can read
     float64: bool = True  # all cells are numbers that Arrow can read
     whole: bool = True  # all numbers are whole and below 2**53
+    truths: bool = True  # all cells but NaN are true or false
 
     def also(self, other: Text) -> Text:
         """The findings that hold for both parts."""
@@ -62,11 +64,14 @@ class Text:
             int64=self.int64 and other.int64,
             float64=self.float64 and other.float64,
             whole=self.whole and other.whole,
+            truths=self.truths and other.truths,
         )
 
     @property
     def kind(self) -> pa.DataType:
-        """The type of the numbers."""
+        """The type of the values."""
+        if self.truths and not (self.int64 or self.float64):
+            return pa.bool_()
         return pa.int64() if self.int64 or (self.whole and not self.float64) else pa.float64()
 
 
@@ -75,19 +80,35 @@ class Cells:
     """Cells of a column of text."""
 
     text: Text
-    values: pa.ChunkedArray | pa.Array  # int64 or float64; null if the cell is not a number
-    bad: dict[int, str] = field(default_factory=dict)  # positions of cells that are not numbers
+    values: pa.ChunkedArray  # int64, float64 or bool; null if the cell is no such value
+    bad: dict[int, str] = field(default_factory=dict)  # positions of cells that are no such value
 
     @classmethod
     def of(cls, column: pa.ChunkedArray, name: str) -> Cells:
-        """Read the cells as numbers of the narrowest type that fits all of them."""
+        """Read the cells as values of the narrowest type that fits all of them."""
         cells = trimmed(as_text(column))
+        others = set(pc.filter(cells, pc.invert(_truths(cells).is_valid())).unique().to_pylist())
+        truths = all(cell is None or _is_nan(cell) for cell in others)
         for kind in (pa.int64(), pa.float64()):
             try:
                 values = cells.cast(kind)
             except pa.ArrowInvalid:
                 continue
-            return cls(text=Text(int64=kind == pa.int64(), whole=_all_whole(values)), values=values)
+            return cls(text=Text(int64=kind == pa.int64(), whole=_all_whole(values), truths=truths), values=values)
+        whole = all(_whole(None if cell is None else number_in(cell)) for cell in others)
+        return cls.read(column, Text(int64=False, float64=False, whole=whole, truths=truths), name)
+
+    @classmethod
+    def read(cls, column: pa.ChunkedArray, text: Text, name: str) -> Cells:
+        """Read the cells of a part of a column like the whole column, of which `text` was found."""
+        cells = trimmed(as_text(column))
+        if text.int64 or text.float64:
+            return cls(text=text, values=cells.cast(text.kind))
+        if text.truths:
+            values = _truths(cells)
+            odd = np.flatnonzero(np.asarray(pc.and_(values.is_null(), cells.is_valid()))).tolist()
+            why = f"column {name!r} holds {{!r}}; expected true or false"
+            return cls(text=text, values=values, bad={i: why.format(cells[i].as_py()) for i in odd})
         bad: dict[int, str] = {}
         numbers: list[float | None] = []
         for i, cell in enumerate(cells.to_pylist()):
@@ -95,17 +116,8 @@ class Cells:
             if cell is not None and (value := number_in(cell)) is None:
                 bad[i] = f"column {name!r} holds {cell[:40]!r}; expected a number"
             numbers.append(value)
-        text = Text(int64=False, float64=False, whole=all(map(_whole, numbers)))
-        return cls(text=text, values=pa.array(numbers, type=pa.float64()).cast(text.kind), bad=bad)
-
-
-def cells_of(column: pa.ChunkedArray, text: Text) -> pa.ChunkedArray:
-    """Numbers of a part of a column, read like the whole column; null if a cell is not a number."""
-    cells = trimmed(as_text(column))
-    if text.int64 or text.float64:
-        return cells.cast(text.kind)
-    numbers = [None if cell is None else number_in(cell) for cell in cells.to_pylist()]
-    return pa.chunked_array([pa.array(numbers, type=pa.float64()).cast(text.kind)])
+        values = pa.chunked_array([pa.array(numbers, type=pa.float64()).cast(text.kind)])
+        return cls(text=text, values=values, bad=bad)
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -139,6 +151,17 @@ def number_in(cell: str) -> float | None:
 def is_number(cell: str) -> bool:
     """Whether `number_in` reads it as a number."""
     return number_in(cell) is not None
+
+
+def _truths(cells: pa.ChunkedArray) -> pa.ChunkedArray:
+    """True and false as pyarrow spells them in CSV; null for other cells."""
+    true, false = pc.is_in(cells, _TRUE), pc.is_in(cells, _FALSE)
+    return pc.if_else(pc.or_(true, false), true, pa.scalar(None, pa.bool_()))
+
+
+def _is_nan(cell: str) -> bool:
+    value = number_in(cell)
+    return value is not None and value != value
 
 
 def _all_whole(values: pa.ChunkedArray) -> bool:

@@ -32,10 +32,12 @@ WHOLE_BYTES = 64 << 20  # files up to this size are read whole and kept in memor
 
 
 def open_csv(spec: InputSpec, path: Path, tokens: AsTokens | None = None) -> Source:
-    """Rows of one CSV file (UTF-8, comma). A cell that is not a number, or a line of wrong length, makes a bad record.
+    """Rows of one CSV file (UTF-8, comma). A cell that is no value, or a line of wrong length, makes a bad record.
 
-    Columns with only whole numbers stay whole; transform.scale: 1 makes them float32. Texts stay for which there are
-    `tokens`, and paths of pictures. Raises DataError, and what `tokens` raises.
+    Columns with only whole numbers stay whole, and those of true and false stay truth values; transform.scale: 1 makes
+    them float32. Texts stay for which there are `tokens`, and paths of pictures.
+
+    Raises DataError, and what `tokens` raises.
     """
     stamp = Stamp.of(path)
     try:
@@ -168,11 +170,10 @@ def _refuse_text(column: pa.ChunkedArray, where: str) -> None:
 
 
 def _numbers(column: pa.ChunkedArray, name: str) -> tuple[pa.ChunkedArray, dict[int, str]]:
-    """A column of text as numbers, and why cells are none, which become null. Other columns stay."""
+    """A column of text as numbers or truth values, and why cells are none, which become null. Other columns stay."""
     if pa.types.is_null(column.type):
         return column.cast(pa.float64()), {}
     if not is_text(column.type):
         return column, {}
     cells = Cells.of(column, name)
-    whole = isinstance(cells.values, pa.ChunkedArray)
-    return cells.values if whole else pa.chunked_array([cells.values]), cells.bad
+    return cells.values, cells.bad

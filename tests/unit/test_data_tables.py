@@ -340,6 +340,33 @@ def test_nan_among_whole_numbers(nan: str, whole_bytes: int, tmp_path: Path, mon
     assert [one.reason for one in batch.bad] == [f"{path}:3: {empty}", f"{path}:4: {empty}"]
 
 
+@pytest.mark.parametrize("whole_bytes", [64 << 20, 0], ids=["whole", "in blocks"])
+@pytest.mark.parametrize("allow_nan", [False, True])
+def test_nan_among_truth_values(
+    allow_nan: bool, whole_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a bad record, and the others stay true or false, unless some cell is neither."""
+    monkeypatch.setattr(csv_file, "WHOLE_BYTES", whole_bytes)
+    monkeypatch.setattr(csv_cuts, "CUT_BYTES", 1)  # a block of its own for each record
+    cells = ["true", "False", "NaN", "", "1", "-nan", "0", " TRUE"]
+    path = csv(tmp_path, "\n".join(["a,b", *(f"{cell},{i}" for i, cell in enumerate(cells))]))
+    spec = InputSpec(source=str(path), format="csv", fields=FieldsSpec(x={"mask": "a", "n": "b"}), allow_nan=allow_nan)
+    with open_reader(spec) as reader:
+        assert reader.packing is not None
+        assert [part.gives for part in reader.packing.parts] == ["bool", "integer"]
+    batch = read(path, "a", allow_nan=allow_nan)
+    assert (batch.ids, batch.x.ravel().tolist()) == (["0", "1", "4", "6", "7"], [True, False, True, False, True])
+    assert [one.reason.removeprefix(f"{path}:") for one in batch.bad] == [
+        "4: column 'a' holds 'NaN'; expected true or false",
+        "5: column 'a' is empty; expected a number",
+        "7: column 'a' holds '-nan'; expected true or false",
+    ]
+    path = csv(tmp_path, "\n".join(["a", "true", "NaN", "0.5", "1"]))
+    batch = read(path, "a", allow_nan=True)
+    np.testing.assert_array_equal(batch.x, [[np.nan], [0.5], [1]])
+    assert [one.reason for one in batch.bad] == [f"{path}:2: column 'a' holds 'true'; expected a number"]
+
+
 def test_a_table_with_empty_cells_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it holds NaN."""
     reads = Mock(wraps=pacsv.read_csv)
