@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from nimble_jobs.data import Reader, open_reader
 from nimble_jobs.errors import DataError
@@ -109,6 +110,32 @@ def test_held_out_labels_of_another_kind_are_refused(
     spec = spec_of(tmp_path, train__loss=f"python:{tmp_path}/loss.py:of" if loss == "python" else loss)
     with pytest.raises(DataError, match=rf"train\.validation\.source: labels are {told}"):
         Attempt(spec).run()
+
+
+def test_whole_numbers_are_targets_beside_fractions(tmp_path: Path) -> None:
+    """Of a loss of one's own, too, whose labels are what the training's file holds."""
+    lay_out(tmp_path)
+    rng = np.random.default_rng(0)
+    for name, y in (("train", [0.5, -1.5]), ("held-out", [1, -2])):
+        np.savez(tmp_path / f"{name}.npz", x=rng.random((8, 3), dtype=np.float32), y=np.array(y * 4))
+    spec = spec_of(
+        tmp_path,
+        model__source=f"python:{tmp_path}/model.py:line",
+        input__fields={"x": "x", "label": "y"},
+        schedule={"on_miss": "eager"},
+        run={"error_threshold": 0},
+        train__loss=f"python:{tmp_path}/model.py:absolute",
+        train__augment={},
+        train__epochs=1,
+        train__optimizer={"name": "sgd", "lr": 1e-12},
+        train__lr_schedule={"name": "constant"},
+    )
+    Attempt(spec).run()
+    (epoch,) = metrics(tmp_path / "out/net", "epoch")
+    weights = load_file(tmp_path / "out/net/model.safetensors")
+    with np.load(tmp_path / "held-out.npz") as held:
+        made = held["x"] @ weights["weight"].numpy().T[:, 0] + weights["bias"].numpy()
+        assert epoch["val_loss"] == pytest.approx(float(np.abs(made - held["y"]).mean()), rel=1e-5)
 
 
 def labels_of(folder: Path, labels: list[str], names: tuple[str, ...] | None = None) -> Reader:

@@ -193,11 +193,11 @@ def _tell(context: JobContext, texts: TrainTexts) -> None:
 def open_held_out(spec: JobSpec, source: str, reader: Reader, *, origin: Origin | None = None) -> Reader:
     """The records of `train.validation`. Raises DataError if they do not match the input's, or none is good."""
     assert spec.train is not None
+    wanted, trained_on = targets(spec.train.loss), _no_labels(reader)
+    if wanted == "stored" and trained_on is not None and trained_on.dtype.kind == "f":
+        wanted = "numbers"  # whole ones, too
     held_out = open_reader(
-        spec.input.model_copy(update={"source": source}),
-        label_names=reader.label_names,
-        targets=targets(spec.train.loss),
-        origin=origin,
+        spec.input.model_copy(update={"source": source}), label_names=reader.label_names, targets=wanted, origin=origin
     )
     try:
         _check_held_out(held_out, source, reader, spec.input.source)
@@ -229,8 +229,13 @@ def _kind_of_labels(reader: Reader) -> str:
     """What labels are, in words: names, or numbers of a type and shape."""
     if reader.label_names is not None:
         return f"names ({some(reader.label_names)})"
-    empty = reader.labels(np.empty(0, dtype=np.int64))
+    empty = _no_labels(reader)
     if empty is None:
         return "missing"
     numbers = "whole numbers" if empty.dtype.kind == "i" else "floating-point numbers"
     return numbers if empty.ndim == 1 else f"{empty.shape[1]} {numbers} for each record"
+
+
+def _no_labels(reader: Reader) -> np.ndarray | None:
+    """An array of no labels, of their type and shape; None if the input has none."""
+    return reader.labels(np.empty(0, dtype=np.int64))
