@@ -80,6 +80,7 @@ class ObjectShards:
             decoded_by=self._decoded_by,
             shortened=shortened,
             not_finite=not_finite,
+            forms={name: writers.form_of(column) for name, column in columns.items()},
         )
         self._objects.write(f"{self.run}/{_SHEETS}{index:05d}.json", shard.to_bytes())
         return shard

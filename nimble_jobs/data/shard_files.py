@@ -97,6 +97,7 @@ class ShardFiles:
                 decoded_by=self._decoded_by,
                 shortened=shortened,
                 not_finite=not_finite,
+                forms={name: writers.form_of(column) for name, column in columns.items()},
             )
             self.write_sheet(shard, sync=sync)
         return shard

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from nimble_jobs.data.publish import FileEntry
 from nimble_jobs.data.records import BadRecord, NotFinite
+from nimble_jobs.data.writers import Form, check_form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,7 @@ class Shard:
     decoded_by: str | None = None  # decoder of its pictures
     shortened: int = 0  # texts that lost tokens
     not_finite: Mapping[str, NotFinite] = field(default_factory=dict)  # by field of the output
+    forms: Mapping[str, Form] = field(default_factory=dict)  # of the values of each field
 
     def to_bytes(self) -> bytes:
         nested = {
@@ -46,4 +48,18 @@ class Shard:
         files = tuple(FileEntry(**f) for f in raw.pop("files"))
         bad = tuple(BadRecord(**b) for b in raw.pop("bad"))
         not_finite = {name: NotFinite(**some) for name, some in raw.pop("not_finite", {}).items()}
-        return cls(**raw, files=files, bad=bad, not_finite=not_finite)
+        forms = {name: (kind, tuple(shape)) for name, (kind, shape) in raw.pop("forms", {}).items()}
+        return cls(**raw, files=files, bad=bad, not_finite=not_finite, forms=forms)
+
+
+def forms_of(shards: Mapping[int, Shard]) -> dict[str, Form]:
+    """The forms of the values of each field in all of these shards.
+
+    Raises ModelError if two shards differ in one, which several attempts or devices must have made.
+    """
+    found: dict[str, tuple[Form, int]] = {}
+    for index, shard in sorted(shards.items()):
+        for name, form in shard.forms.items():
+            known, first = found.setdefault(name, (form, index))
+            check_form(name, form, known, f"shard {index}", f"shard {first}")
+    return {name: form for name, (form, _) in found.items()}

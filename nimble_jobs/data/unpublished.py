@@ -14,7 +14,7 @@ from nimble_jobs.data import writers
 from nimble_jobs.data.publish import FileEntry, Found
 from nimble_jobs.data.records import BadRecord, NotFinite
 from nimble_jobs.data.seals import Ledger, sealed
-from nimble_jobs.data.shards import Shard
+from nimble_jobs.data.shards import Shard, forms_of
 from nimble_jobs.errors import DataError
 from nimble_jobs.job import Publication
 from nimble_jobs.spec.model import OutputSpec
@@ -89,7 +89,10 @@ class Unpublished:
         return found
 
     def check_complete(self, shards: int | None) -> None:
-        """Raises DataError unless there are as many shards as required, numbered from 0."""
+        """Raises DataError unless there are as many shards as required, numbered from 0, and ModelError if their values
+        differ in type or shape.
+        """
+        forms_of(self.done)
         wanted = max(self.done, default=-1) + 1 if shards is None else shards
         if sorted(self.done) != list(range(wanted)):
             held = f"{len(self.done)} shards were written"

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from nimble_jobs.data.ragged import Ragged
-from nimble_jobs.errors import DataError
+from nimble_jobs.errors import DataError, ModelError
 from nimble_jobs.spec.formats import LISTS, either
 
 Column = np.ndarray | Sequence[str] | Ragged
 Columns = Mapping[str, Column]
+Form = tuple[str, tuple[int, ...]]  # the type and shape of a record's value
 
 _FILE_SAFE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
 
@@ -50,6 +51,25 @@ def _valid(column: Column) -> Column:
 def valid(text: str) -> str:
     """The text as every format can hold it: bytes of a file name that are no UTF-8 become `\\udcff` and the like."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def form_of(column: Column) -> Form:
+    """What a column holds for a record; of lists of different lengths, for each entry."""
+    values = column.values if isinstance(column, Ragged) else column
+    if not isinstance(values, np.ndarray) or values.dtype.kind == "U":
+        return "text", ()
+    return str(values.dtype), values.shape[1:]
+
+
+def check_form(field: str, form: Form, known: Form, where: str, other: str) -> None:
+    """Raises ModelError for values of a field that are unlike those that are `known`."""
+    for what, value, before in zip(("type", "shape"), form, known, strict=True):
+        if value != before:
+            shown, shown_before = (list(v) if isinstance(v, tuple) else v for v in (value, before))
+            raise ModelError(
+                f"output.fields: {field!r} has {what} {shown} for records of {where} and {shown_before} for those of "
+                f"{other}; expected one {what} for all records"
+            )
 
 
 def records(columns: Columns) -> int:

@@ -11,7 +11,7 @@ import torch
 from nimble_jobs.data import BadRecord, Batch
 from nimble_jobs.data.ragged import Ragged
 from nimble_jobs.data.records import NotFinite
-from nimble_jobs.data.writers import Column
+from nimble_jobs.data.writers import Column, Form
 from nimble_jobs.data.writers import Columns as Values
 from nimble_jobs.workloads.columns import Columns
 
@@ -29,7 +29,7 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class Wanted:
     """Which columns are collected."""
 
     fields: tuple[str, ...]
@@ -40,9 +40,9 @@ class Form:
 class Collected:
     """Collects the batches of one or several shards that follow each other."""
 
-    def __init__(self, form: Form, shapes: dict[str, tuple[int, ...]]) -> None:
-        """`shapes` of records, by field, which other shards had; those that are new are added."""
-        self._columns = Columns(form.fields, form.classes, form.per_token, shapes)
+    def __init__(self, wanted: Wanted, forms: dict[str, Form]) -> None:
+        """`forms` of the values of each field, which other shards had; those that are new are added."""
+        self._columns = Columns(wanted.fields, wanted.classes, wanted.per_token, forms)
         self._indexes: list[np.ndarray] = []
         self._shortened: list[np.ndarray] = []
         self._bad: list[BadRecord] = []

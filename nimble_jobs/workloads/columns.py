@@ -9,7 +9,7 @@ import torch
 
 from nimble_jobs.data.ragged import Ragged
 from nimble_jobs.data.records import TokenRows
-from nimble_jobs.data.writers import Column
+from nimble_jobs.data.writers import Column, Form, check_form, form_of
 from nimble_jobs.errors import DataError, ModelError
 from nimble_jobs.workloads.heads import LARGEST, RANKS
 
@@ -25,13 +25,13 @@ class Columns:
         fields: Sequence[str],
         names: Sequence[str] = (),
         per_token: Collection[str] = (),
-        shapes: dict[str, tuple[int, ...]] | None = None,
+        forms: dict[str, Form] | None = None,
     ) -> None:
         """`names` of the classes, for top1_label and token_labels. `per_token`: outputs with a value for each token.
-        `shapes` of records, by field, which other shards had; those that are new are added.
+        `forms` of the values of each field, which other shards had; those that are new are added.
         """
         self._fields = tuple(fields)
-        self._shapes = {} if shapes is None else shapes
+        self._forms = {} if forms is None else forms
         self._names = np.array(names, dtype=np.str_)
         self._per_token = _PER_TOKEN | frozenset(per_token)
         self._parts: dict[str, list[Column]] = {f: [] for f in fields}
@@ -49,7 +49,8 @@ class Columns:
         `batch_size`: the rows of a full batch, if it has no other number. Returns which rows have NaN or infinity, by
         field; a field that ranks scores has them if its largest score is not finite.
 
-        Raises ModelError for a field that does not have one row per record, or not of the shape that it had before,
+        Raises ModelError for a field that does not have one row per record, or not of the type and shape that it had
+        before,
         DataError if the input has no labels or is no text.
         """
         not_finite: dict[str, np.ndarray] = {}
@@ -62,7 +63,8 @@ class Columns:
                 self._parts[field].append(labels)
             elif field in made:
                 column = self._of_outputs(field, _rows(field, made[field], len(ids), batch_size), tokens)
-                self._check_shape(field, column)
+                form = form_of(column)
+                check_form(field, form, self._forms.setdefault(field, form), "one batch", "another")
                 self._parts[field].append(column)
                 not_finite[field] = _not_finite(column)
             else:
@@ -77,15 +79,6 @@ class Columns:
     def finish(self) -> dict[str, Column]:
         """The columns, whole. They are kept no longer."""
         return {field: _joined(self._parts.pop(field)) for field in list(self._parts) if self._parts[field]}
-
-    def _check_shape(self, field: str, column: Column) -> None:
-        values = column.values if isinstance(column, Ragged) else column
-        shape = values.shape[1:] if isinstance(values, np.ndarray) else ()
-        if (known := self._shapes.setdefault(field, shape)) != shape:
-            raise ModelError(
-                f"output.fields: {field!r} has shape {list(shape)} for records of one batch and {list(known)} for "
-                "those of another; expected one shape for all records"
-            )
 
     def _of_outputs(self, field: str, rows: np.ndarray, tokens: TokenRows | None) -> Column:
         if field == "top1_label" and len(self._names):

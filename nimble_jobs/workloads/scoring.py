@@ -21,6 +21,7 @@ import numpy as np
 
 from nimble_jobs.data import AnyMember, AnyStaging
 from nimble_jobs.data.answers import Answers
+from nimble_jobs.data.shards import forms_of
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.flight import Landed
 from nimble_jobs.engine.landings import Landings
@@ -28,7 +29,7 @@ from nimble_jobs.pipeline import Sink
 from nimble_jobs.planner import Prepared
 from nimble_jobs.workloads import moving
 from nimble_jobs.workloads.answering import FIELDS, answered
-from nimble_jobs.workloads.collected import Collected, Form, Shard
+from nimble_jobs.workloads.collected import Collected, Shard, Wanted
 from nimble_jobs.workloads.context import JobContext, Stop, Stopped
 from nimble_jobs.workloads.deciding import At
 from nimble_jobs.workloads.heads import heads_of
@@ -116,8 +117,8 @@ class Scoring:
         self._heads, self._ends = heads_of(context.spec), ends
         names = () if self._heads.classes is None else self._heads.classes.names
         fields = context.spec.output.fields if ends.answers is None else FIELDS
-        self._form = Form(fields=fields, classes=names, per_token=ends.per_token)
-        self._shapes: dict[str, tuple[int, ...]] = {}  # of records, by field, in all shards of this attempt
+        self._wanted = Wanted(fields=fields, classes=names, per_token=ends.per_token)
+        self._forms = forms_of(staging.done)  # of values, by field, also in all shards of this attempt
         self._open: Collected | None = None  # the shards that collect batches
         self._landings = Landings()  # of the results of all lanes
 
@@ -260,7 +261,7 @@ class Scoring:
         landed, part = result.landed, result.landed.beside
         try:
             if self._open is None:
-                self._open = Collected(self._form, self._shapes)
+                self._open = Collected(self._wanted, self._forms)
             self._open.add(landed.outputs, part.batch, result.batch_size)
         finally:
             landed.release()

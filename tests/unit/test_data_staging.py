@@ -21,7 +21,7 @@ import pytest
 
 from nimble_jobs.data import BadRecord, Staging, check_writable, files, publish
 from nimble_jobs.data.hidden import discard_staging
-from nimble_jobs.errors import DataError, FencedOut, OutputExists
+from nimble_jobs.errors import DataError, FencedOut, ModelError, OutputExists
 from nimble_jobs.spec.model import OutputSpec
 from tests import prefork
 from tests.ledger import Book, staged
@@ -118,6 +118,21 @@ def test_shards_of_another_basis_are_not_taken_over(tmp_path: Path) -> None:
     """When the input or the weights changed between two attempts, nothing of the first one is used."""
     write(staged(output(tmp_path / "out"), "job", 1, basis="old weights"))
     assert staged(output(tmp_path / "out"), "job", 2, basis="new weights").done == {}
+
+
+def test_shards_of_another_form_are_not_published_together(tmp_path: Path) -> None:
+    """Whoever made them: an earlier attempt, or another device. Shards without records have no form."""
+    staging = staged(output(tmp_path / "out", format_="npy"), "job", 1, basis="b")
+    texts = ["a", "longer"]
+    for index, values in enumerate([np.zeros((2, 3)), None, np.ones((2, 3)), np.zeros((2, 3), np.float32)]):
+        staging.write_shard(index, {} if values is None else {"name": [texts[index % 2]] * 2, "z": values})
+    with pytest.raises(ModelError) as e:
+        staged(output(tmp_path / "out", format_="npy"), "job", 2, basis="b").publish({}, shards=4)
+    assert str(e.value) == (
+        "output.fields: 'z' has type float32 for records of shard 3 and float64 for those of shard 0; "
+        "expected one type for all records"
+    )
+    assert not (tmp_path / "out").exists()
 
 
 def test_shards_of_another_decoder_are_named(tmp_path: Path) -> None:

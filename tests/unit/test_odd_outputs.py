@@ -22,7 +22,7 @@ from nimble_jobs.store.home import resolve
 from nimble_jobs.views import jobs as job_view
 from nimble_jobs.worker.executor import real_station
 from nimble_jobs.worker.foreground import run_inline
-from nimble_jobs.workloads.collected import Form
+from nimble_jobs.workloads.collected import Wanted
 from nimble_jobs.workloads.columns import Columns
 from nimble_jobs.workloads.heads import Heads
 from nimble_jobs.workloads.look import look
@@ -200,9 +200,26 @@ def test_outputs_that_are_no_rows_of_numbers(store: Store, tmp_path: Path, body:
     assert str(job.error).startswith(f"output.fields: {said}"), job.error
 
 
+@pytest.mark.parametrize(
+    ("made", "what", "now", "before"), [("x[:, :2]", "shape", [2], [3]), ("x.int()", "type", "int32", "float32")]
+)
+def test_outputs_unlike_those_of_an_earlier_attempt(
+    made: str, what: str, now: object, before: object, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model may depend on what is not in its identity, such as a variable of the environment: nothing is mixed."""
+    job = submit(store, tmp_path, f"return {{'z': {made} if 'NOW' in __import__('os').environ else x}}", ["z"], "npy")
+    interrupted(monkeypatch, store, job, 1)
+    monkeypatch.setenv("NOW", "1")
+    job = ended(store, job)
+    assert job.state is JobState.FAILED
+    assert str(job.error).startswith(
+        f"output.fields: 'z' has {what} {now} for records of one batch and {before} for those of another; expected one"
+    )
+
+
 def test_a_form_is_a_plain_value() -> None:
     """What shards have shown is kept by the job that scores them."""
-    assert len({Form(fields=("z",)), Form(fields=("z",))}) == 1
+    assert len({Wanted(fields=("z",)), Wanted(fields=("z",))}) == 1
 
 
 def test_types_that_numpy_does_not_know_become_float32() -> None:
