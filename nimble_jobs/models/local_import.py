@@ -20,10 +20,12 @@ from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
+from typing import Any
 
 from nimble_jobs.models.local_files import NEVER_LOCAL, local_files
 from nimble_jobs.regular import read_regular
 
+_PACKAGE = "_nimble_model_"  # what the names of packages begin with
 _lock = threading.RLock()  # the import system is one for the whole process
 
 
@@ -94,7 +96,7 @@ def imported(main: Path) -> Iterator[ModuleType]:
         digest = hashlib.sha256(str(main.parent).encode())
         for name, path in found.files.items():
             digest.update(name.encode() + b"\0" + read_regular(path))
-        package = f"_nimble_model_{digest.hexdigest()[:16]}"
+        package = f"{_PACKAGE}{digest.hexdigest()[:16]}"
         _forget(package)
         shell = ModuleType(package)
         shell.__path__ = [str(main.parent)]
@@ -112,6 +114,18 @@ def imported(main: Path) -> Iterator[ModuleType]:
             for name in finder.aliases:
                 sys.modules.pop(name, None)
             sys.modules.update(hidden)
+
+
+def namespaces(module: str) -> dict[str, dict[str, Any]]:
+    """The globals of the module of this name, as "", and of the others that were imported with it, by their names.
+
+    Only until the same files are imported again. Nothing if `imported` has not made the module.
+    """
+    package = module.partition(".")[0]
+    if not package.startswith(_PACKAGE):
+        return {}
+    there = {name: vars(sys.modules[name]) for name in list(sys.modules) if name.startswith(f"{package}.")}
+    return {"" if name == module else name.removeprefix(f"{package}."): space for name, space in there.items()}
 
 
 def _forget(package: str) -> None:

@@ -19,7 +19,10 @@ MODEL = """
 import torch
 from torch import nn
 
+import helper
+
 STEPS = [0]
+TABLE = [0] * 5000
 SEEN = {}
 
 
@@ -69,6 +72,24 @@ class Warming:
 
 
 warming = Warming()
+
+
+def helped(outputs, y):
+    return nn.functional.cross_entropy(outputs, y) * min(1.0, helper.step() / 10)
+
+
+def tabled(outputs, y):
+    TABLE[0] += 1
+    return nn.functional.cross_entropy(outputs, y) * min(1.0, TABLE[0] / 10)
+"""
+HELPER = """
+STEPS = 0
+
+
+def step():
+    global STEPS
+    STEPS += 1
+    return STEPS
 """
 
 
@@ -77,6 +98,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("training")
     lay_out(found)
     (found / "state.py").write_text(MODEL)
+    (found / "helper.py").write_text(HELPER)
     return found
 
 
@@ -103,6 +125,8 @@ def interrupted(folder: Path, name: str, on_miss: str, model: str, loss: str) ->
         ("counts", "cross_entropy", "calls, mean"),
         ("steady", "counting", "STEPS of train.loss"),
         ("steady", "warming", "train.loss"),
+        ("steady", "helped", "helper.STEPS of train.loss"),
+        ("steady", "tabled", "TABLE of train.loss"),
     ],
 )
 def test_a_resume_is_not_exact(folder: Path, on_miss: str, model: str, loss: str, names: str) -> None:
@@ -123,7 +147,7 @@ def test_what_the_first_call_caches_does_not_matter(folder: Path, model: str) ->
 
 
 @pytest.mark.parametrize("on_miss", ["eager", "build"])
-@pytest.mark.parametrize("loss", ["counting", "warming"])
+@pytest.mark.parametrize("loss", ["counting", "warming", "helped", "tabled"])
 def test_a_loss_begins_as_its_file_says(folder: Path, loss: str, on_miss: str) -> None:
     """The calls before the first step do not count, and what changes in each step is not recorded as it was once."""
     spec = spec_of(

@@ -17,7 +17,7 @@ from nimble_jobs.workloads.training.step.own_loss import OwnLoss
 
 
 def remembered(request: StepRequest) -> tuple[str, ...]:
-    """The names of attributes of the model, and of globals in the loss's file, that a step changes.
+    """The names of attributes of the model, and of globals of the loss, that a step changes.
 
     What the first call caches for later ones does not count. The step runs in eager, and everything is restored
     afterwards.
@@ -39,7 +39,7 @@ def _held(objective: Objective, request: StepRequest) -> dict[str, Any]:
     found = {name.removeprefix("module."): v for name, v in attributes(objective).items()}
     found["train.loss"] = found.pop("_loss")
     if isinstance(request.loss, OwnLoss):
-        found |= {f"{name} of train.loss": value for name, value in request.loss.held.items()}
+        found |= {f"{name} of train.loss": value for name, value in request.loss.values.items()}
     saved = {id(t) for t in (*objective.parameters(), *objective.buffers())}
     for name, tensor in tensors_in(objective).items():
         if id(tensor) not in saved and tensor.grad_fn is None and is_dense(tensor):
