@@ -159,6 +159,46 @@ class Net(nn.Module):
 """
 
 
+LAYER_DROP = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
+        self.main, self.aux = nn.Linear(64, 4), nn.Linear(64, 4)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        skipped = int(torch.randint(6, ())) if self.training else None
+        for number, layer in enumerate(self.layers):
+            if number != skipped:
+                x = x + layer(x)
+        return {"logits": self.main(x), "aux": self.aux(x)} if self.training else self.main(x)
+"""
+
+
+def test_layers_that_a_step_skips_by_chance_are_trained(folder: Path) -> None:
+    """Each step skips one; only weights that no trial step trains are named."""
+    (folder / "layer_drop.py").write_text(LAYER_DROP)
+    attempt = Attempt(
+        spec_of(
+            folder,
+            output="drop/net",
+            schedule__on_miss="eager",
+            model__source=f"python:{folder}/layer_drop.py:Net",
+            train__epochs=1,
+        )
+    )
+    attempt.run()
+    assert attempt.said("untrained") == [
+        "in 8 trial steps the loss did not depend on 2 weights, such as aux.weight; "
+        "what gets no gradient is published as it began"
+    ]
+
+
 def test_weights_that_no_step_trains(folder: Path) -> None:
     """The heads that a model has for a loss of several outputs, such as googlenet's, stay as they began."""
     (folder / "auxiliary.py").write_text(AUXILIARY)

@@ -19,6 +19,7 @@ from torch import nn
 from nimble_jobs.data import BadRecord, Batch, Reader
 from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.private.modules import WithStatistics
+from nimble_jobs.engine.random_states import RandomStates
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.engine.step import differentiate
 from nimble_jobs.errors import DataError, ModelError
@@ -38,6 +39,7 @@ from nimble_jobs.workloads.heads import logits_of
 from nimble_jobs.workloads.training.batches.lots import Checks
 from nimble_jobs.workloads.training.step.losses import loss_name, make_loss, takes_names
 
+_TRIALS = 8  # steps after which a layer that is skipped half of the time has been used, but for 1 of 256 cases
 _NORMS = (WithStatistics, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -259,18 +261,20 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What one step in eager has shown."""
+    """What steps in eager have shown."""
 
     varying: tuple[str, ...]  # operators whose results may differ from run to run, so that no resume is exact
-    untrained: tuple[str, ...]  # parameters that got no gradient
+    untrained: tuple[str, ...]  # parameters that got no gradient in any of them
+    steps: int
 
 
 def try_step(request: StepRequest) -> Tried:
-    """Run the step once in eager, forward and backward; everything is restored afterwards. Torch knows which operators
-    vary on its device.
+    """Run the step in eager, forward and backward; everything is restored afterwards. Torch knows which operators vary
+    on its device. A step that draws random numbers may have skipped layers by chance, so it is run up to `_TRIALS`
+    times if parameters got no gradient.
     """
-    device = request.x.device
-    objective = Objective(request, device)
+    device, steps = request.x.device, 0
+    objective, untrained = Objective(request, device), set(request.parameters)
     with (
         as_in_training(device),
         restoring_state(objective, device),
@@ -278,13 +282,17 @@ def try_step(request: StepRequest) -> Tried:
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
-        loss, _ = objective(request.x, request.y)
-        one = {"loss": torch.ones_like(loss)}
-        gradients = differentiate({"loss": loss}, request.parameters, one, accumulate=True)
+        states = RandomStates(device)
+        while steps == 0 or (untrained and steps < _TRIALS and states.drawn()):
+            loss, _ = objective(request.x, request.y)
+            one = {"loss": torch.ones_like(loss)}
+            untrained -= differentiate({"loss": loss}, request.parameters, one, accumulate=True).keys()
+            steps += 1
     matches = [re.match(VARIES, str(warning.message)) for warning in caught]
     return Tried(
         varying=tuple(sorted({match[1] for match in matches if match is not None})),
-        untrained=tuple(name for name in request.parameters if name not in gradients),
+        untrained=tuple(name for name in request.parameters if name in untrained),
+        steps=steps,
     )
 
 
