@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, Unpack, cast
 
-from sqlalchemy import ColumnElement, Select, bindparam, false, select, true, union_all, update
+from sqlalchemy import ColumnElement, Select, bindparam, case, false, select, true, union_all, update
 from sqlalchemy.orm import Session, aliased
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -60,11 +60,13 @@ class JobClaims(JobQueries):
     def claim(self, worker: str, *, device: str, most_ranks: int = 1, now: float, expected: bool = False) -> Job | None:
         """Take the job with the lowest rank that may run now on `device`, or None. `expected`: there probably is one.
 
-        A training on more devices than `most_ranks` is left to workers of larger machines. The returned job holds the
-        new attempt number, which every later write of this attempt must give.
+        A training on more devices than `most_ranks` is left to workers of larger machines. One on several devices of
+        any kind is left to workers on GPUs. The returned job holds the new attempt number, which every later write of
+        this attempt must give.
         """
         devices = sorted({"auto", device, device.partition(":")[0]})
-        given = {"for_devices": devices, "for_ranks": most_ranks, "until": now}
+        of_any = 1 if device == "cpu" else most_ranks
+        given = {"for_devices": devices, "for_ranks": most_ranks, "for_ranks_of_any": of_any, "until": now}
         if not expected and self._db.read_one(lambda connection: connection.execute(_LOOK, given).first()) is None:
             return None  # read first, so that an idle worker does not take the write lock
 
@@ -232,8 +234,9 @@ def _mark(session: Session, job_id: str, attempt: int, scored: Scored, now: floa
 def _next_job(*, lock: bool) -> Select[Any]:
     """The first job that may run, among the jobs without a group and the first job of each group with room.
 
-    Each of them is the first row that fits in `ix_jobs_claim`. `for_devices`, `for_ranks` and `until` (Unix seconds)
-    come later. With `lock`, PostgreSQL locks these rows and passes over those that another claim has locked.
+    Each of them is the first row that fits in `ix_jobs_claim`. `for_devices`, `for_ranks`, `for_ranks_of_any` and
+    `until` (Unix seconds) come later. With `lock`, PostgreSQL locks these rows and passes over those that another claim
+    has locked.
     """
     job = aliased(JobRow)
     first = (
@@ -245,7 +248,7 @@ def _next_job(*, lock: bool) -> Select[Any]:
             job.blockers == 0,
             job.not_before <= bindparam("until"),
             job.device.in_(bindparam("for_devices", expanding=True)),
-            job.world_size <= bindparam("for_ranks"),
+            job.world_size <= case((job.device == "auto", bindparam("for_ranks_of_any")), else_=bindparam("for_ranks")),
         )
         .order_by(job.rank, job.seq)
         .limit(1)

@@ -47,7 +47,7 @@ def takes(worker: WorkerInfo, job: Job) -> bool:
 def _has_device(worker: WorkerInfo, job: Job) -> bool:
     """Whether this worker stays and is on a device for the job, however many the job needs."""
     return not _leaves(worker) and (
-        job.device == "auto"
+        (job.device == "auto" and not (job.world_size > 1 and worker.device == "cpu"))
         or job.device in (worker.device, worker.device.partition(":")[0])
         or worker.device == "auto"  # it has not reported its device yet
     )
@@ -76,6 +76,8 @@ def no_worker(job: Job, live: Sequence[WorkerInfo]) -> str:
         found = f"run.gpus: found {job.world_size}, but no worker's machine has so many devices ({have})"
         return f"{found}; start a worker on a larger one, or ask for fewer"
     which, option = ("", "") if job.device == "auto" else (f" for {job.device}", f" --device {job.device}")
+    if job.device == "auto" and job.world_size > 1:
+        which, option = f" for run.gpus: {job.world_size}", " --device cuda, or set run.device: cpu"
     others = sorted({worker.device for worker in live if not _leaves(worker)})
     beside = f" (only on {', '.join(others)})" if others else ""
     return f"no worker{which} is running{beside}; {START}{option}"

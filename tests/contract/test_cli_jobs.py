@@ -172,6 +172,20 @@ def test_submit_says_when_no_machine_has_as_many_devices(cli: Cli, tmp_path: Pat
     store.close()
 
 
+def test_submit_says_that_a_cpu_is_no_gpus(cli: Cli, tmp_path: Path) -> None:
+    """A worker on a CPU takes a training on several GPUs only if it asks for that device."""
+    store, spec = cli.store(), training_on(tmp_path, "gpus: 2")
+    with store.workers.hold({"role": "worker", "device": "cpu", "status": "ready", "most_ranks": 8}) as lease:
+        assert cli("submit", spec).lines == [
+            "no worker for run.gpus: 2 is running (only on cpu); "
+            "start one with: nimble-jobs worker start --detach --device cuda, or set run.device: cpu"
+        ]
+        assert cli("submit", spec, "run.device=cpu").lines == []
+        lease.update(device="cuda:0")
+        assert cli("submit", spec).lines == []
+    store.close()
+
+
 def test_submit_wait_starts_one_worker_for_what_no_worker_of_this_machine_can_take(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

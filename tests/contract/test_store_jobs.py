@@ -145,6 +145,17 @@ def test_world_size(store: Store) -> None:
     assert [job and job.id for job in (taken(2), taken(2), taken(3))] == [scoring.id, None, training.id]
 
 
+@pytest.mark.parametrize(
+    ("wanted", "offered", "fits"), [("auto", "cpu", False), ("cpu", "cpu", True), ("auto", "cuda:0", True)]
+)
+def test_several_gpus_are_no_cores(store: Store, wanted: str, offered: str, fits: bool) -> None:
+    """A training on several GPUs goes to a worker on a CPU only if it asks for that."""
+    submit(store, kind="finetune", spec={"kind": "finetune", "run": {"gpus": 2}}, device=wanted)
+    assert (store.jobs.claim("0-w", device=offered, most_ranks=8, now=NOW) is not None) == fits
+    submit(store, "one", kind="finetune", spec={"kind": "finetune", "run": {"gpus": 1}})
+    assert store.jobs.claim("0-w", device=offered, most_ranks=8, now=NOW) is not None
+
+
 def test_foreground(store: Store) -> None:
     """A job of a `run` command is claimed by that command alone, once."""
     job = submit(store, foreground=True)
