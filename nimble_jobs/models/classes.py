@@ -71,8 +71,11 @@ def classes_beside(spec: ModelSpec) -> Classes | None:
 
 
 def write_classes(folder: Path, names: Sequence[str]) -> str:
-    """Write classes.json beside published weights. Returns the name of the file."""
-    (folder / CLASSES).write_text(json.dumps(list(names), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write classes.json beside published weights. Returns the name of the file. JSON has escapes for bytes of a
+    folder's name that are no UTF-8.
+    """
+    text = json.dumps(list(names), indent=2, ensure_ascii=False) + "\n"
+    (folder / CLASSES).write_bytes(text.encode("utf-8", "backslashreplace"))
     return CLASSES
 
 

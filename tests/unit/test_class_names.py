@@ -133,6 +133,21 @@ def test_a_training_goes_on_with_the_numbers_of_the_head_that_it_takes_over(cli:
     assert told.endswith("; classes are numbered in alphabetical order")
 
 
+def test_names_that_are_not_utf_8(cli: Cli, tmp_path: Path) -> None:
+    """Folders may have any bytes in their names, and are told apart by them, also in events and by later jobs."""
+    (tmp_path / "net.py").write_text(NET)
+    names = ["a\udce9", "a\udcea", "b"]
+    pictures(tmp_path / "train", names)
+    pictures(tmp_path / "fewer", names[1:])
+    still = {"epochs": 1, "optimizer": {"name": "sgd", "lr": 1e-9}}
+    assert not trained(cli, tmp_path, "train", "out", **still)
+    assert json.loads((tmp_path / "out/classes.json").read_text()) == names
+    assert not trained(cli, tmp_path, "fewer", "again", init_from=str(tmp_path / "out/model.safetensors"), **still)
+    assert events(cli, "head") == ["no record has the label a\\udce9, a class of the head that is taken over"]
+    found = scored(cli, tmp_path, "fewer", "label", "top1_label")
+    assert {row["label"] for row in found} == {1, 2}  # type: ignore[index]  # no error
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [("{", "not JSON"), ('{"a": 0}', "expected a list of different names"), ('["a", "a"]', "different")],
