@@ -50,12 +50,11 @@ def _held(objective: Objective, request: StepRequest) -> dict[str, Any]:
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
     names = dict.fromkeys((*before, *now))
     found = [n for n in names if n not in before or n not in now or not _same(before[n], now[n])]
-    if any(name.endswith(" of train.loss") for name in found):
-        found.remove("train.loss")  # which says less
-    return tuple(found)
+    closer = any(name.endswith(" of train.loss") for name in found)  # "train.loss" says less
+    return tuple(name for name in found if not closer or name != "train.loss")
 
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return one.shape == other.shape and one.dtype == other.dtype and same_bytes(one, other)
-    return type(one) is type(other) and bool(one == other)
+    return type(one) is type(other) and (bool(one == other) or repr(one) == repr(other))  # NaN equals no NaN
