@@ -28,6 +28,12 @@ class Classes:
     unnamed: str | None = None
     file: str = "config.json"  # which names them
 
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The names that somebody gave the classes: none if they are those that transformers makes up."""
+        made_up = all(name == f"LABEL_{i}" for i, name in enumerate(self.names))
+        return () if made_up else self.names
+
 
 def classes_of(spec: ModelSpec) -> Classes | None:
     """The classes that classes.json beside the weights names; or that a transformers folder's config.json does, after

@@ -43,9 +43,7 @@ def classes_of_head(spec: ModelSpec) -> tuple[str, ...]:
     if weights is not None and (weights.parent / "config.json").is_file():
         spec = ModelSpec(source=f"transformers:{weights.parent}")
     classes = classes_of(spec)
-    if classes is None or all(name == f"LABEL_{i}" for i, name in enumerate(classes.names)):
-        return ()
-    return classes.names
+    return () if classes is None else classes.said
 
 
 def write_config(spec: ModelSpec, folder: Path, names: Sequence[str]) -> str:

@@ -83,7 +83,7 @@ def _number_labels(reader: Reader, names: Sequence[str], classes: Classes | None
         reader.number_labels(classes.names)
         return None
     why = "the model has no names of its classes"
-    if classes is not None:
+    if classes is not None and (classes.unnamed or classes.said):
         why = classes.unnamed or f"{classes.file} names {some(classes.names)}, but none of the labels {some(names)}"
     return f"{why}; labels are numbered in alphabetical order, which may not be the numbers of the model's classes"
 

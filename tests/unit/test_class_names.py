@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nimble_jobs.data import open_reader
 from nimble_jobs.models.classes import Classes, classes_of
+from nimble_jobs.spec import restore
 from nimble_jobs.spec.model import ModelSpec
+from nimble_jobs.workloads.training.session import number_as_head
 from tests.cli import Cli
 
 NET = "from torch import nn\n\n\ndef net(): return nn.Sequential(nn.Flatten(), nn.Linear(48, 3))\n"
@@ -131,6 +134,40 @@ def test_a_training_goes_on_with_the_numbers_of_the_head_that_it_takes_over(cli:
     (told,) = events(cli, "head")
     assert f"{tmp_path}/out/classes.json: not JSON: " in told
     assert told.endswith("; classes are numbered in alphabetical order")
+
+
+@pytest.mark.parametrize(
+    ("config", "numbered", "told"),
+    [
+        ({"id2label": {"0": "cow", "1": "bee"}}, ("cow", "bee"), None),
+        ({"id2label": {"0": "cow", "1": "ant"}}, None, "although its classes are named cow, ant, not bee, cow"),
+        ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, None, None),
+        ({"num_labels": 3}, None, None),
+    ],
+)
+def test_a_head_that_a_configuration_names(
+    config: dict[str, Any], numbered: tuple[str, ...] | None, told: str | None, tmp_path: Path
+) -> None:
+    """Names that transformers made up say nothing of the head."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
+    (tmp_path / "model/model.safetensors").touch()
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 3)), y=["bee", "cow"])
+    spec = restore(
+        {
+            "version": 1,
+            "name": "net",
+            "kind": "finetune",
+            "model": {"source": f"transformers:{tmp_path}/model"},
+            "input": {"source": str(tmp_path / "x.npz"), "format": "npz", "fields": {"x": "x", "label": "y"}},
+            "output": {"path": str(tmp_path / "out")},
+            "train": {"epochs": 1},
+        }
+    )
+    with open_reader(spec.input) as reader:
+        found, said = number_as_head(spec, reader)
+        assert (found, reader.label_names) == (numbered, numbered or ("bee", "cow"))
+    assert said == (told and f"the head is taken over, {told}")
 
 
 def test_names_that_are_not_utf_8(cli: Cli, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def number_as_head(spec: JobSpec, reader: Reader) -> tuple[tuple[str, ...] | Non
         return None, None
     if found.unnamed is not None:
         return None, f"{found.unnamed}; classes are numbered in alphabetical order"
-    head = found.names
+    head = found.said
     if set(names) <= set(head):
         reader.number_labels(head)
         lacking = [name for name in head if name not in names]
