@@ -122,7 +122,7 @@ def test_a_training_goes_on_with_the_numbers_of_the_head_that_it_takes_over(cli:
     assert json.loads((tmp_path / "again/classes.json").read_text()) == NAMES
     last = json.loads((tmp_path / "again/metrics.jsonl").read_text().splitlines()[-1])
     assert (last["accuracy"], last["val_accuracy"]) == (1, 1)
-    assert events(cli, "head") == ["no record has the label bee, a class of the head that is taken over"]
+    assert events(cli, "head") == ["no record has the label bee, a class that is named beside the weights"]
     pictures(tmp_path / "others", ["ant", "dog", "eel"])
     assert not trained(cli, tmp_path, "others", "new", init_from=init_from, **still)
     assert json.loads((tmp_path / "new/classes.json").read_text()) == ["ant", "dog", "eel"]
@@ -180,7 +180,7 @@ def test_names_that_are_not_utf_8(cli: Cli, tmp_path: Path) -> None:
     assert not trained(cli, tmp_path, "train", "out", **still)
     assert json.loads((tmp_path / "out/classes.json").read_text()) == names
     assert not trained(cli, tmp_path, "fewer", "again", init_from=str(tmp_path / "out/model.safetensors"), **still)
-    assert events(cli, "head") == ["no record has the label a\\udce9, a class of the head that is taken over"]
+    assert events(cli, "head") == ["no record has the label a\\udce9, a class that is named beside the weights"]
     found = scored(cli, tmp_path, "fewer", "label", "top1_label")
     assert {row["label"] for row in found} == {1, 2}  # type: ignore[index]  # no error
 

@@ -95,7 +95,7 @@ def test_a_head_whose_classes_are_not_all_among_the_labels(folder: Path, tmp_pat
     changes = {"train__init_from": init_from, "train__epochs": 1, "train__optimizer": STILL}
     attempt = trained(folder, "few", input__source=str(few), train__validation={"source": str(few)}, **changes)
     assert metrics(folder / "out/few", "epoch")[-1]["val_accuracy"] == 1
-    assert attempt.said("head") == ["no record has the label bee, a class of the head that is taken over"]
+    assert attempt.said("head") == ["no record has the label bee, a class that is named beside the weights"]
     names = json.loads((folder / "out/few/config.json").read_text())["id2label"]
     assert names == {"0": "ant", "1": "bee", "2": "cow"}
     pq.write_table(table.filter(pc.field("animal") == "cow"), few)

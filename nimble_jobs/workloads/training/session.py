@@ -151,7 +151,8 @@ def opened(context: JobContext, device: torch.device) -> Iterator[Session]:
 
 def number_as_head(spec: JobSpec, reader: Reader) -> tuple[tuple[str, ...] | None, str | None]:
     """Number labels as the head that the training begins with does, if it knows all of their names. Returns the names
-    of its classes if that gives labels other numbers; and what is to be said of a head that is not for texts.
+    of its classes if labels have other numbers then; and what is to be said. Whoever builds a classifier of texts says
+    if its classes have other names.
 
     Raises ModelError for a configuration that is malformed.
     """
@@ -168,7 +169,7 @@ def number_as_head(spec: JobSpec, reader: Reader) -> tuple[tuple[str, ...] | Non
     if set(names) <= set(head):
         reader.number_labels(head)
         lacking = [name for name in head if name not in names]
-        said = f"no record has the label {some(lacking)}, a class of the head that is taken over" if lacking else None
+        said = f"no record has the label {some(lacking)}, a class that is named beside the weights" if lacking else None
         return None if head == names else head, said
     said = f"the head is taken over, although its classes are named {some(head)}, not {some(names)}"
     return None, None if texts or not head else said
