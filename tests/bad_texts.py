@@ -202,6 +202,14 @@ BAD_TEXTS = [
         more=((LIMIT, "{prompt: 'query: '}"),),
     ),
     text(
+        FIELDS,
+        "fields: {x: [a, b]}",
+        "10: input.text.prompt_name: not allowed if input.fields.x names two columns; expected no prompt",
+        "10: input.text.prompt_name: found 'query'; expected input.text.prompt, with the prompt's text, because the model names no prompts",
+        name="the name of a prompt for pairs",
+        more=((LIMIT, "{prompt_name: query}"),),
+    ),
+    text(
         "reviews.parquet",
         "lines.txt",
         "9: input.fields.x: found 'body', but a .txt file has no columns; expected none: each line is a record, and its number is the id",

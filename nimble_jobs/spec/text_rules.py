@@ -103,11 +103,13 @@ def _plain_lines(spec: JobSpec) -> Iterator[Finding]:
             yield Finding(f"input.fields.{name}", problem, expected)
 
 
-@rule("input.text.prompt", "input.fields.x")
+@rule("input.text.prompt", "input.text.prompt_name", "input.fields.x")
 def _prompt(spec: JobSpec) -> Iterator[Finding]:
-    text = spec.input.text
-    if text is not None and text.prompt and isinstance(spec.input.fields.x, tuple):
-        yield Finding("input.text.prompt", "not allowed if input.fields.x names two columns", "no prompt")
+    if spec.input.text is None or not isinstance(spec.input.fields.x, tuple):
+        return
+    for name in ("prompt", "prompt_name"):
+        if getattr(spec.input.text, name):
+            yield Finding(f"input.text.{name}", "not allowed if input.fields.x names two columns", "no prompt")
 
 
 @rule("input.text.buckets", "input.text.max_length")

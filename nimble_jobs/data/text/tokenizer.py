@@ -124,6 +124,10 @@ class Tokenizer:
         """The bytes of a tokenizer.json that makes the same tokens, without a limit, and lower case by itself."""
         return bytes(self._whole.to_str(), "utf-8")
 
+    def count(self, text: str) -> int:
+        """How many tokens a text has, special ones included."""
+        return len(self._whole.encode(text).ids)
+
     @property
     def piece(self) -> int:
         """How many records it is best given at once: more if it meets the same words again."""

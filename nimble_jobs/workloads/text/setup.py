@@ -108,6 +108,8 @@ def set_up(spec: JobSpec) -> TextSetup:
         finds_end=classifies(spec, config),
     )
     tokenizer = Tokenizer(data, rules, name=str(place))
+    if not pairs:
+        _check_room(tokenizer, text)
     return TextSetup(
         spec=text,
         tokenizer=tokenizer,
@@ -118,6 +120,21 @@ def set_up(spec: JobSpec) -> TextSetup:
         wants_tokens="tokens" in spec.output.fields,
         config=config if config and tokenizer.padding != model.padding and not model.counts_from_padding else None,
     )
+
+
+def _check_room(tokenizer: Tokenizer, text: TextSpec) -> None:
+    """Refuse a prompt that leaves no room for the texts behind it. Raises ModelError.
+
+    A space at its end is usually a part of the text's first token.
+    """
+    prompt, limit = tokenizer.rules.prompt, tokenizer.rules.limit
+    if prompt and (taken := tokenizer.count(prompt.removesuffix(" "))) >= limit:
+        field = "input.text.prompt" if text.prompt_name is None else "input.text.prompt_name"
+        which = "the model's default prompt" if text.prompt is None and text.prompt_name is None else "the prompt"
+        raise ModelError(
+            f"{field}: {which} has {taken} tokens, special ones included, but a record has at most {limit} "
+            f"(input.text.max_length), which leaves none for the text; expected at most {limit - 1}"
+        )
 
 
 def _truncation(spec: JobSpec, data: bytes, place: Path) -> Literal["end", "start", "error"]:
