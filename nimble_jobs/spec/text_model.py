@@ -18,7 +18,8 @@ _SENSIBLE = 1 << 24  # tokens; transformers writes 1e30 where a tokenizer has no
 _SHIFTED = frozenset(
     {
         *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod", "camembert", "luke", "ibert"),
-        *("mpnet", "longformer", "data2vec-text", "esm"),
+        *("mpnet", "longformer", "data2vec-text", "esm", "lilt", "layoutlmv3", "markuplm"),
+        *("altclip_text_model", "bridgetower_text_model", "clap_text_model"),
     }
 )
 # Their positions are relative or computed, so `max_position_embeddings` is no limit, if they have it at all.

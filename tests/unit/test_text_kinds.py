@@ -50,10 +50,34 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
     "xlm": ("XLMForSequenceClassification", {**XLM, "summary_type": "last"}, SUMMARY),
     "flaubert": ("FlaubertForSequenceClassification", {**XLM, "summary_type": "mean"}, SUMMARY),
 }
+BEHIND = {**SIZES, "max_position_embeddings": 130}  # two places are never used
+SMALL = {"vocab_size": 64, "max_position_embeddings": 128}
+NEO = {
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "window_size": 8,
+    "attention_types": [[["global", "local"], 1]],
+}
+PERCEIVER = {
+    "d_model": 32, "d_latents": 32, "num_latents": 8, "num_self_attends_per_block": 2, "num_self_attention_heads": 2,
+    "num_cross_attention_heads": 2,
+}  # fmt: skip
 FINE: dict[str, tuple[str, dict[str, Any]]] = {
     "no trigrams": ("MobileBertModel", {**SIZES, **NARROW, "trigram_input": False}),
     "whole attention": ("BigBirdModel", {**SIZES, **SPARSE, "attention_type": "original_full"}),
     "vectors": ("XLNetModel", XLNET),
+    "layoutlm": ("LayoutLMModel", SIZES),
+    "layoutlmv3": ("LayoutLMv3Model", {**BEHIND, "coordinate_size": 4, "shape_size": 8, "visual_embed": False}),
+    "lilt": ("LiltModel", {**BEHIND, "hidden_size": 48, "max_2d_position_embeddings": 64}),
+    "markuplm": ("MarkupLMModel", BEHIND),
+    "gpt_neo": ("GPTNeoModel", {**SMALL, **NEO}),
+    "gpt_neo's classes": ("GPTNeoForSequenceClassification", {**SMALL, **NEO, "pad_token_id": 0}),
+    "gptj": (
+        "GPTJModel",
+        {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 128, "rotary_dim": 8},
+    ),
+    "perceiver's classes": ("PerceiverForSequenceClassification", {**SMALL, **PERCEIVER}),
     "first token": ("XLNetForSequenceClassification", {**XLNET, "summary_type": "first"}),
 }
 
