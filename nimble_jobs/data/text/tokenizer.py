@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from nimble_jobs.data.text.encoding import encoded, places_left
 from nimble_jobs.data.text.padding import stand_in
 from nimble_jobs.data.text.values import HOW_TO_CUT, Text, TokenIds
 from nimble_jobs.data.text.words import BY_WORD, Words
@@ -102,14 +103,6 @@ class Tokenizer:
                 f"{'a text' if rules.alone else 'a pair'}, which leaves none for the words; expected at least "
                 f"{special + 1}"
             )
-        self._limited = tokenizers.Tokenizer.from_buffer(data)
-        _lowered(self._limited, rules)
-        self._limited.no_padding()
-        if rules.truncate == "error":
-            self._limited.no_truncation()
-        else:
-            direction = "right" if rules.truncate == "end" else "left"
-            self._limited.enable_truncation(rules.limit, strategy="longest_first", direction=direction)
 
     @property
     def pad_token(self) -> str | None:
@@ -165,7 +158,7 @@ class Tokenizer:
         if not self._trusted:
             with self._trying:  # the first texts are given to the library, too
                 if not self._trusted:
-                    known = [one.ids for one in self._limited.encode_batch_fast(given[:_TRIED])]
+                    known = [self._left(one)[0] for one in encoded(self._whole.encode_batch_fast, given[:_TRIED])]
                     same = ids[: int(lengths[:_TRIED].sum())].tolist() == list(chain.from_iterable(known))
                     self._trusted = same and lengths[:_TRIED].tolist() == list(map(len, known))
             if not self._trusted:
@@ -197,16 +190,15 @@ class Tokenizer:
 
     def _whole_texts(self, texts: Sequence[Text | None]) -> Tokens:
         ready = [self._ready(text) for text in texts]
-        encode = self._limited.encode_batch if self.rules.offsets else self._limited.encode_batch_fast
-        found = encode([given for given, _, _ in ready])
+        encode = self._whole.encode_batch if self.rules.offsets else self._whole.encode_batch_fast
         bad: dict[int, str] = {}
         ids: list[Sequence[int]] = []
         types: list[Sequence[int]] = []
         offsets: list[np.ndarray] = []
         shortened = np.zeros(len(texts), dtype=bool)
-        for row, one in enumerate(found):
+        for row, one in enumerate(encoded(encode, [given for given, _, _ in ready])):
             text, (_, long, shifts) = texts[row], ready[row]
-            tokens: Sequence[int] = one.ids
+            tokens, places = self._left(one)
             if isinstance(text, TokenIds):
                 tokens, long = self._shortened_ids(text.ids)
             reason = None if text is None else self._wrong(tokens, known=isinstance(text, TokenIds))
@@ -214,10 +206,10 @@ class Tokenizer:
             if reason is not None:
                 bad[row] = reason
             ids.append(tokens if usable else ())
-            types.append(one.type_ids if usable and self.rules.types else ())
+            types.append(_at(places, one.type_ids) if usable and self.rules.types else ())
             if self.rules.offsets and usable:
-                offsets.append(_offsets(one, shifts, len(tokens)))
-            shortened[row] = usable and (long or (len(tokens) == self.rules.limit and bool(one.overflowing)))
+                offsets.append(_offsets(one, shifts, len(tokens), places))
+            shortened[row] = usable and (long or places is not None)
         lengths = np.fromiter(map(len, ids), dtype=np.int32, count=len(ids))
         return Tokens(
             ids=_flat(ids, lengths, "int32"),
@@ -227,6 +219,11 @@ class Tokenizer:
             shortened=shortened,
             bad=bad,
         )
+
+    def _left(self, encoding: Any) -> tuple[Sequence[int], list[int] | None]:
+        """The tokens that the limit leaves of an encoding, and their places in it; None: all."""
+        places = places_left(encoding, self.rules.limit, self.rules.truncate)
+        return _at(places, encoding.ids), places
 
     def _ready(self, text: Text | None) -> tuple[str | tuple[str, str], bool, tuple[int, ...]]:
         """What the library is given; whether it is only a part of the text, because the rest would be cut; and where
@@ -323,8 +320,14 @@ def _lowered(tokenizer: Any, rules: TokenRules) -> None:
         tokenizer.normalizer = InTurn([Lowercase(), *([] if own is None else [own])])
 
 
-def _offsets(encoding: Any, shifts: Sequence[int], count: int) -> np.ndarray:
-    """int32 [count, 2]: where each token begins and ends in its text; 0 and 0 for special tokens and the prompt's."""
+def _at(places: Sequence[int] | None, values: Sequence[int]) -> Sequence[int]:
+    return values if places is None else [values[place] for place in places]
+
+
+def _offsets(encoding: Any, shifts: Sequence[int], count: int, places: Sequence[int] | None) -> np.ndarray:
+    """int32 [count, 2]: where each token, or each of these, begins and ends in its text; 0 and 0 for special tokens and
+    the prompt's.
+    """
     if not shifts:  # token ids without a text
         return np.zeros((count, 2), dtype=np.int32)
     found = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
@@ -332,7 +335,7 @@ def _offsets(encoding: Any, shifts: Sequence[int], count: int) -> np.ndarray:
     shift = np.array([*shifts, 0])[of]  # the last one is that of special tokens
     moved = np.maximum(found + shift[:, None], 0)
     moved[np.array(of) < 0] = 0
-    return np.asarray(moved, dtype=np.int32)
+    return np.asarray(moved if places is None else moved[places], dtype=np.int32)
 
 
 def _flat(rows: Sequence[Sequence[int]], lengths: np.ndarray, dtype: str) -> np.ndarray:

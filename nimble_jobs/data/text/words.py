@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, repeat
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nimble_jobs.data import arrow
+from nimble_jobs.data.text.encoding import encoded
 
 _MOST_WORDS = 1 << 18  # kept; then they are collected anew
 _MOST_CHARACTERS = 1 << 24  # of kept words
@@ -143,8 +145,8 @@ class Words:
         return np.fromiter(map(known.numbers.get, words, repeat(-1)), np.int64, len(words))
 
     def _learn(self, known: _Known, words: Sequence[str]) -> None:
-        made = self._tokenizer.encode_batch_fast(words, add_special_tokens=False)
-        found = [one.ids for one in made]
+        encode = partial(self._tokenizer.encode_batch_fast, add_special_tokens=False)
+        found = [one.ids for one in encoded(encode, words)]
         with self._lock:
             self._new += known.add(words, found)
             if known is self._known and (
