@@ -21,6 +21,7 @@ from nimble_jobs.sentence import (
 )
 from nimble_jobs.sentence.sources import MODULES, read_mapping
 from nimble_jobs.spec.model import ModelSpec
+from nimble_jobs.spec.text_model import problem_of_padding, text_model
 
 _NOT_TEXT = frozenset({"pixel_values", "pixel_values_videos", "input_features", "input_values"})  # pictures and sound
 _SHOWN = 10  # names of classes, prompts or arguments
@@ -44,6 +45,7 @@ def examine(folder: Path) -> Iterator[Trait]:
         yield Trait(name="model", detail=str(e), status="problem")
         return
     yield from _model(inner, config)
+    yield from _padding(inner, config)
     yield from _weights(inner)
     arguments, trait = _arguments(folder)
     try:
@@ -78,6 +80,22 @@ def _model(inner: Path, config: dict[str, Any]) -> Iterator[Trait]:
     if not (inner / "tokenizer.json").is_file():
         detail = "there is no tokenizer.json; to score texts, name one under input.text.tokenizer"
         yield Trait(name="tokenizer", detail=detail, status="note")
+
+
+def _padding(inner: Path, config: dict[str, Any]) -> Iterator[Trait]:
+    """Why jobs over texts refuse the model; or only those that take classes from it, which is a note."""
+    try:
+        limit = text_model(inner).limit
+    except ModelError as e:
+        yield Trait(name="padding", detail=str(e), status="problem")
+        return
+    if always := problem_of_padding(config, classifies=False, limit=limit):
+        detail = f"jobs over texts refuse the model: {always[0]}; expected {always[1]}"
+        yield Trait(name="padding", detail=detail, status="problem")
+    elif classes := problem_of_padding(config, classifies=True, limit=limit):
+        detail = f"jobs refuse to take classes of texts from the model: {classes[0]}; expected {classes[1]}"
+        of_texts = any(name.endswith("ForSequenceClassification") for name in _architectures(config))
+        yield Trait(name="padding", detail=detail, status="problem" if of_texts else "note")
 
 
 def _weights(inner: Path) -> Iterator[Trait]:
@@ -127,8 +145,12 @@ def _is_encoder(config: dict[str, Any], arguments: tuple[str, ...]) -> bool:
 
 
 def _has_classes(config: dict[str, Any]) -> bool:
+    return any("Classification" in name for name in _architectures(config))
+
+
+def _architectures(config: dict[str, Any]) -> list[str]:
     named = config.get("architectures")
-    return isinstance(named, list) and any("Classification" in str(name) for name in named)
+    return list(map(str, named)) if isinstance(named, list) else []
 
 
 def _classes(folder: Path) -> Trait:

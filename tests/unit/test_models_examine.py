@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,56 @@ def test_a_plain_encoder(tmp_path: Path) -> None:
     assert found["model"].detail == "BertModel; model_type bert"
     assert "embeddings of texts need output.pooling" in found["embedding"].detail
     assert found["arguments"].detail.startswith("input_ids, attention_mask, token_type_ids")
+
+
+PADDED = [
+    (
+        {"model_type": "mobilebert"},
+        "problem",
+        "jobs over texts refuse the model: found a model of type mobilebert, whose",
+    ),
+    (
+        {"model_type": "yoso", "architectures": ["YosoModel"]},
+        "problem",
+        "jobs over texts refuse the model: found a mod",
+    ),
+    (
+        {"model_type": "big_bird", "max_position_embeddings": 4096},
+        "problem",
+        "jobs over texts refuse the model: found a model of type big_bird and up to 4096 tokens, where sparse",
+    ),
+    (
+        {"model_type": "xlnet", "architectures": ["XLNetForSequenceClassification"]},
+        "problem",
+        "jobs refuse to take classes of texts from the model: found a model of type xlnet with summary_type last",
+    ),
+    (
+        {"model_type": "xlnet"},
+        "note",
+        "jobs refuse to take classes of texts from the model: found a model of type xlnet",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "status", "detail"), PADDED)
+def test_a_model_that_padding_disturbs(config: dict[str, Any], status: str, detail: str, tmp_path: Path) -> None:
+    """As jobs refuse it, with the reason and what is expected."""
+    found = traits(write(tmp_path, config_json=config))["padding"]
+    assert found.status == status
+    assert found.detail.startswith(detail)
+    assert "; expected " in found.detail
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "mobilebert", "trigram_input": False},
+        {"model_type": "big_bird", "max_position_embeddings": 512},
+        {"model_type": "xlnet", "summary_type": "first"}, BERT,
+    ],
+)  # fmt: skip
+def test_models_that_padding_does_not_disturb(config: dict[str, Any], tmp_path: Path) -> None:
+    assert "padding" not in traits(write(tmp_path, config_json=config))
 
 
 def test_a_sentence_model(tmp_path: Path) -> None:
