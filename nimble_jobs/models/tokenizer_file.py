@@ -57,10 +57,17 @@ def _converted(folder: Path, model: Path | None) -> bytes:
         raise ModelError(f"{folder}: no such tokenizer; expected a {FILE}, or a folder with one")
     made = _opened(folder, None if (folder / "config.json").exists() else model)
     if not getattr(made, "is_fast", False):
-        raise ModelError(f"{folder}: its tokenizer is written in Python; expected one that can be saved as {FILE}")
+        raise ModelError(
+            f"{folder}: its tokenizer is written in Python; expected one that can be saved as {FILE}{_or_file(folder)}"
+        )
     text = made.backend_tokenizer.to_str()
     assert isinstance(text, str)
     return text.encode()
+
+
+def _or_file(folder: Path) -> str:
+    """What helps if transformers cannot say what it makes of a folder's tokenizer.json."""
+    return f"; to take its {FILE} as it is, name that file as input.text.tokenizer" if (folder / FILE).exists() else ""
 
 
 def _opened(folder: Path, model: Path | None = None) -> Any:
@@ -82,7 +89,8 @@ def _opened(folder: Path, model: Path | None = None) -> Any:
             config["config"] = transformers.PretrainedConfig()
         return transformers.AutoTokenizer.from_pretrained(folder, use_fast=True, **config, **given)
     except Exception as e:  # whatever the library raises for files that it does not like
-        raise ModelError(f"{folder}: its tokenizer cannot be read: {first_line(e)}; expected a {FILE}") from e
+        expected = _or_file(folder) or f"; expected a {FILE}"
+        raise ModelError(f"{folder}: transformers cannot read its tokenizer: {first_line(e)}{expected}") from e
     finally:
         logging.getLogger("transformers").setLevel(level)
 

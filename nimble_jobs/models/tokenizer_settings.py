@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,21 @@ from typing import Any
 from nimble_jobs.spec.text_model import read_json
 
 CONFIG = "tokenizer_config.json"
-# With these classes of transformers, tokenizer.json says how texts are split. All others do that themselves.
+# With these classes of transformers, tokenizer.json says how texts are split. All others do that themselves, with their
+# own settings: `do_lower_case` and `keep_accents` of ALBERT, `legacy` and `add_prefix_space` of Llama, and so on.
 _AS_WRITTEN = frozenset({"PreTrainedTokenizer", "TokenizersBackend", "PythonBackend"})
+# What these make of their settings is known. The class is that of the model's type if no file names one.
+_LIKE_BERT = frozenset(
+    {"BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer", "bert", "distilbert", "mpnet", "None"}
+)
+_OVER_BYTES = frozenset({"RobertaTokenizer", "GPT2Tokenizer", "roberta", "gpt2", "None"})
 _OF_BERT = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
+_MODEL = re.compile(r'"model":\s*\{\s*"type":\s*"(\w+)"')
 _DEFAULTS = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}  # of BERT's kind
-_PARTS = {"do_lower_case": "Lowercase", "strip_accents": "StripAccents"}  # of other normalizers
 
 
 def overruled(data: bytes, folder: Path) -> bool:
@@ -27,16 +34,26 @@ def overruled(data: bytes, folder: Path) -> bool:
     Only parts of the file are parsed: its vocabulary may be large.
     """
     text, settings = data.decode(errors="replace"), read_json(folder / CONFIG)
+    if '"model"' not in text:
+        return False  # it is no tokenizer, as whoever opens it will say
     if _adds_ends(settings) not in (None, _ends(_part(text, "post_processor"))):
         return True
-    named = settings.get("tokenizer_class") or read_json(folder / "config.json").get("tokenizer_class")
-    if str(named).removesuffix("Fast") in _AS_WRITTEN:
-        return False
-    prefix = bool(settings.get("add_prefix_space", False))
-    splits = _pieces(_part(text, "pre_tokenizer"))
-    if any(piece["type"] == "ByteLevel" and bool(piece.get("add_prefix_space")) is not prefix for piece in splits):
+    if _adds_tokens(folder, settings, _part(text, "added_tokens")):
         return True
-    return _normalizes_otherwise(list(_pieces(_part(text, "normalizer"))), settings)
+    config = read_json(folder / "config.json")
+    named = settings.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type")
+    named = str(named).removesuffix("Fast")  # "None" if no file says anything
+    if named in _AS_WRITTEN:
+        return False
+    normalizers, splits = (list(_pieces(_part(text, name))) for name in ("normalizer", "pre_tokenizer"))
+    kinds = [*(piece["type"] for piece in (*normalizers, *splits)), *_MODEL.findall(text)]
+    if named in _LIKE_BERT and kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]:
+        wanted = {own: settings.get(name, _DEFAULTS[name]) for name, own in _OF_BERT.items()}
+        return any(normalizers[0].get(own) != value for own, value in wanted.items())
+    if named in _OVER_BYTES and kinds == ["ByteLevel", "BPE"]:
+        prefix = bool(settings.get("add_prefix_space", False))
+        return bool(splits[0].get("add_prefix_space")) is not prefix or splits[0].get("use_regex") is False
+    return named != "None"  # of any other class transformers alone knows
 
 
 def named_padding(folder: Path) -> str | None:
@@ -57,14 +74,22 @@ def cuts_start(data: bytes, folder: Path) -> bool:
     return str(side).lower() == "left"
 
 
-def _normalizes_otherwise(normalizers: list[Mapping[str, Any]], settings: Mapping[str, Any]) -> bool:
-    bert = next((one for one in normalizers if one["type"] == "BertNormalizer"), None)
-    if bert is not None:
-        wanted = {own: settings.get(name, _DEFAULTS[name]) for name, own in _OF_BERT.items()}
-        return any(bert.get(own) != value for own, value in wanted.items())
-    kinds = {one["type"] for one in normalizers}
-    return any(
-        settings.get(name) is not None and bool(settings[name]) is not (kind in kinds) for name, kind in _PARTS.items()
+def _adds_tokens(folder: Path, settings: Mapping[str, Any], added: Any) -> bool:
+    """Whether files beside a tokenizer.json name special tokens that are not among those `added` there, or differ."""
+    own = {one.get("content"): one for one in added if isinstance(one, dict)} if isinstance(added, list) else {}
+    named = {**read_json(folder / "special_tokens_map.json"), **settings}
+    tokens = [value for name, value in named.items() if name.endswith("_token")]
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        more = named.get(name) or []
+        tokens += list(more.values()) if isinstance(more, dict) else more
+    contents = [token.get("content") if isinstance(token, dict) else token for token in tokens]
+    if any(isinstance(content, str) and content not in own for content in contents):
+        return True
+    decoder = settings.get("added_tokens_decoder")
+    known = {str(one.get("id")): one for one in own.values()}
+    return isinstance(decoder, dict) and any(
+        {name: value for name, value in known.get(number, {}).items() if name != "id"} != token
+        for number, token in decoder.items()
     )
 
 
