@@ -14,6 +14,7 @@ from nimble_jobs.job import JobState
 from nimble_jobs.sentence import read_folder
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
+from nimble_jobs.workloads.text.publish import write_tokenizer
 from nimble_jobs.workloads.text.setup import set_up
 from tests.text_jobs import outputs, run, text_spec, worst, write_texts
 from tests.text_models import TEXTS, WORDS, rewrite, write_bert, write_bert_tokenizer, write_sentence_model
@@ -69,6 +70,35 @@ CASES: dict[str, dict[str, Any]] = {
     "shorter": {"input__text__max_length": 5, "input__text__buckets": "auto"},
     "start": {"input__text__max_length": 5, "input__text__buckets": "auto", "input__text__truncate": "start"},
 }
+
+
+@pytest.mark.parametrize("by_settings", [True, False])
+@pytest.mark.parametrize(
+    ("side", "truncate", "expected"),
+    [
+        ("left", "error", "left"),
+        ("right", "error", "right"),
+        ("left", "end", "right"),
+        ("left", None, "left"),
+    ],
+)
+def test_a_training_that_cuts_no_text_leaves_the_side(
+    side: str, truncate: str | None, expected: str, by_settings: bool, tmp_path: Path
+) -> None:
+    """What the tokenizer's files say of it stays, wherever they say it."""
+    lay_out(tmp_path)
+    write_bert_tokenizer(tmp_path / "bert")
+    if by_settings:
+        rewrite(tmp_path / "bert" / "tokenizer_config.json", truncation_side=side)
+    else:
+        file = str(tmp_path / "bert" / "tokenizer.json")
+        made = tokenizers.Tokenizer.from_file(file)
+        made.enable_truncation(32, direction=side)
+        made.save(file)
+        rewrite(tmp_path / "bert" / "tokenizer_config.json", truncation_side=None)
+    setup = set_up(spec_of(tmp_path, input__text__truncate=truncate))
+    write_tokenizer(setup, tmp_path)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path).truncation_side == expected
 
 
 @pytest.mark.parametrize("name", CASES)

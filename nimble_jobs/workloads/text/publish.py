@@ -36,7 +36,7 @@ def write_tokenizer(setup: TextSetup, folder: Path) -> list[str]:
             written.append(name)
     settings: dict[str, Any] = read_json(place / CONFIG)
     settings["model_max_length"] = rules.limit
-    settings["truncation_side"] = "left" if rules.truncate == "start" else "right"
+    settings["truncation_side"] = "left" if setup.cuts_start else "right"
     if not as_it_was:  # classes of the library would replace what splits texts by something of their own
         settings.pop("auto_map", None)
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"

@@ -30,6 +30,7 @@ class TextSetup:
     vocabulary: int  # token ids are below it
     place: Path  # of the tokenizer, a file or a folder
     of_model: bool  # whether that is the model's own folder
+    cuts_start: bool = False  # whether a text that is to be cut loses its start, also if the job cuts none
     wants_tokens: bool = False  # whether the output holds token ids
     config: Mapping[str, Any] | None = None  # of a model that must be told its padding; None: it knows
 
@@ -117,6 +118,7 @@ def set_up(spec: JobSpec) -> TextSetup:
         vocabulary=model.vocabulary or tokenizer.vocabulary,
         place=place,
         of_model=place == folder,
+        cuts_start=rules.truncate == "start" or (rules.truncate == "error" and cuts_start(data, place)),
         wants_tokens="tokens" in spec.output.fields,
         config=config if config and tokenizer.padding != model.padding and not model.counts_from_padding else None,
     )
