@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-_AT_ONCE = 1 << 20  # characters; their tokens take up to 150 bytes each
+_AT_ONCE = 1 << 20  # characters; each takes about 150 bytes while it is tokenized
 
 
 def encoded(encode: Callable[[Sequence[Any]], list[Any]], given: Sequence[str | tuple[str, str]]) -> Iterator[Any]:
