@@ -122,11 +122,11 @@ def test_long_texts_are_cut_as_if_they_were_tokenized_whole(
 
 
 PAIR = """
-import resource, sys, tokenizers
+import resource, tokenizers
 from nimble_jobs.data.text.tokenizer import Tokenizer, TokenRules
 made = tokenizers.Tokenizer(tokenizers.models.BPE())
 made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-trainer = tokenizers.trainers.BpeTrainer(vocab_size=7, show_progress=False)
+trainer = tokenizers.trainers.BpeTrainer(vocab_size=2, show_progress=False)
 made.train_from_iterator(["aaaaaaaa"] * 9, trainer)
 ours = Tokenizer(made.to_str().encode(), TokenRules(limit=64, truncate="start"), name="t")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
