@@ -27,7 +27,6 @@ from nimble_jobs.data.records import ALL_FINITE, BadRecord, NotFinite
 from nimble_jobs.data.seals import Ledger
 from nimble_jobs.data.shard_files import encoded
 from nimble_jobs.data.shards import Shard
-from nimble_jobs.data.stamps import Stamps
 from nimble_jobs.data.unpublished import ERRORS, Unpublished
 from nimble_jobs.errors import DataError, FencedOut, NotFound, OutputExists
 from nimble_jobs.objects import Objects, Stat, Through, Unmet, once
@@ -162,9 +161,6 @@ class ObjectStaging(Unpublished):
         """What the newest attempt of the same basis has noted; None if none has."""
         found = notes(self._objects, self._runs(self._objects.list()))
         return next((note.value for note in found if note.basis == self._basis), None)
-
-    def share(self, listing: Stamps) -> None:
-        """Nothing: to look at the files again is quicker than to move a listing there and back."""
 
     def adopt(self, *, last: bool = False) -> None:
         """Take over finished shards of this attempt's members and of earlier attempts, the newest first."""

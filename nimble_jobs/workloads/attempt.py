@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nimble_jobs.data import AnyStaging, Reader, listing_for_member, open_reader
+from nimble_jobs.data import AnyStaging, Reader, Staging, listing_for_member, open_reader
 from nimble_jobs.data import stage as stage_output
 from nimble_jobs.data.answers import Answers
 from nimble_jobs.models.classes import Classes, classes_of
@@ -128,7 +128,8 @@ def claimed(
             (decode, staging), why_not = kept, "an earlier attempt began with the CPU"
     elif staging is None or staging.finished is None:
         part = Part(context, reader.total, answers=answers, **decided(decode))
-        if staging is not None and reader.listing is not None and _one_folder(context, work):
+        # In an object store, looking at the files again is quicker than moving a listing there and back.
+        if isinstance(staging, Staging) and reader.listing is not None and _one_folder(context, work):
             context.patience.through(partial(staging.share, reader.listing))
     context.report(total=reader.total if answers is None else answers.total)
     notes = reader.notes()
