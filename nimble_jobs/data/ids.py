@@ -29,9 +29,17 @@ class Ids(Sequence[str]):
     @overload
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return _texts(self._values[index])
-        return _texts(self._values[index : index + 1] if index >= 0 else self._values[index:][:1])[0]
+        at = range(len(self))[index]
+        if isinstance(at, int):
+            return self._one(at)
+        return self._several(at) if at.step > 0 else self._several(at[::-1])[::-1]
+
+    def _one(self, at: int) -> str:
+        return self._several(range(at, at + 1))[0]
+
+    def _several(self, at: range) -> list[str]:
+        """The ids at these positions, which ascend. What subclasses define, besides the length."""
+        return _texts(self._values[at.start : at.stop : at.step])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(a == b for a, b in zip(self, other))  # noqa: B905  # just compared
@@ -67,13 +75,8 @@ class Numbered(Ids):
     def __len__(self) -> int:
         return self._total
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        numbers = range(self._first, self._first + self._total)[index]
-        return f"{self._before}{numbers}" if isinstance(numbers, int) else [f"{self._before}{i}" for i in numbers]
+    def _several(self, at: range) -> list[str]:
+        return [f"{self._before}{self._first + i}" for i in at]
 
 
 class JoinedIds(Ids):
@@ -88,20 +91,8 @@ class JoinedIds(Ids):
     def __len__(self) -> int:
         return int(self._starts[-1])
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [text for part, a, b in self._spans(*index.indices(len(self))[:2]) for text in part[a:b]]
-        at = range(len(self))[index]
-        part = int(np.searchsorted(self._starts, at, side="right")) - 1
-        return self._parts[part][at - int(self._starts[part])]
-
-    def keys(self, first: int, last: int) -> np.ndarray:
-        # As text, since one file may hold numbers and another one text.
-        return np.fromiter(map(hash, self[first:last]), dtype=np.int64, count=last - first)
+    def _several(self, at: range) -> list[str]:
+        return [text for part, a, b in self._spans(at.start, min(at.stop, len(self))) for text in part[a:b]][:: at.step]
 
     def _spans(self, first: int, last: int) -> Iterator[tuple[Ids, int, int]]:
         part = int(np.searchsorted(self._starts, first, side="right")) - 1
@@ -122,14 +113,7 @@ class Renamed(Ids):
     def __len__(self) -> int:
         return len(self._ids)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        at = range(len(self))[index]
-        if isinstance(at, int):
-            return self._names.get(at) or self._ids[at]
+    def _several(self, at: range) -> list[str]:
         texts = self._ids[at.start : at.stop : at.step]
         for i in self._places[bisect_left(self._places, at.start) : bisect_left(self._places, at.stop)]:
             if i in at:

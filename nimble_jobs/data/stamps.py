@@ -112,19 +112,10 @@ class Names(Ids):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        wanted = range(len(self))[index]
-        if isinstance(wanted, int):
-            return os.fsdecode(self._blob[self._ends[wanted] : self._ends[wanted + 1] - 1])
-        if wanted.step != 1:
-            return [self[i] for i in wanted]
-        if not wanted:
+    def _several(self, at: range) -> list[str]:
+        if not at:
             return []
-        return os.fsdecode(self._blob[self._ends[wanted[0]] : self._ends[wanted[-1] + 1] - 1]).split("\0")
+        return os.fsdecode(self._blob[self._ends[at[0]] : self._ends[at[-1] + 1] - 1]).split("\0")[:: at.step]
 
     @property
     def blob(self) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 import pyarrow as pa
@@ -215,15 +214,11 @@ class ColumnIds(Ids):
     def __len__(self) -> int:
         return len(self._column)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        at = range(len(self))[index]
-        if isinstance(at, int):
-            return self._column[at].as_py() or f"row-{at}"
-        texts: list[str | None] = self._column[index].to_pylist()
+    def _one(self, at: int) -> str:
+        return self._column[at].as_py() or f"row-{at}"
+
+    def _several(self, at: range) -> list[str]:
+        texts: list[str | None] = self._column[at.start : at.stop : at.step].to_pylist()
         return [text or f"row-{i}" for i, text in zip(at, texts, strict=True)] if self.made_up else texts  # type: ignore[return-value]  # all are texts then
 
 

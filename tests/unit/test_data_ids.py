@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from nimble_jobs.data import csv_file, ids, open_reader
-from nimble_jobs.data.ids import Ids, JoinedIds, Renamed, check_ids
+from nimble_jobs.data.ids import Ids, JoinedIds, Numbered, Renamed, check_ids
+from nimble_jobs.data.stamps import Names
+from nimble_jobs.data.table import ColumnIds
 from nimble_jobs.errors import DataError
 from nimble_jobs.seen import Counts, FileList, InputFile
 from nimble_jobs.spec.model import FieldsSpec, InputSpec
@@ -89,6 +91,32 @@ def test_names_that_are_made_up_go_on_counting(monkeypatch: pytest.MonkeyPatch) 
     twos = ["row-2", *(f"row-2-{n}" for n in range(3, 42))]
     assert list(found[:]) == [name for pair in zip(ones, twos, strict=True) for name in pair] + list(real[:])
     assert len(tried) == 41 + 40
+
+
+KINDS = {
+    "numbers": (Ids(np.arange(5)), "01234"),
+    "bytes": (Ids(np.array([b"a", b"b", b"c"])), "abc"),
+    "numbered": (Numbered("", 4, first=3), "3456"),
+    "joined": (JoinedIds([Ids(["a", "b"]), Ids([]), Numbered("", 3), Ids(["c"])]), "ab012c"),
+    "renamed": (Renamed(Ids(list("abcdef")), {1: "x", 4: "y"}), "axcdyf"),
+    "a column": (ColumnIds(pa.chunked_array([["a"], ["b", "c"], ["d"]])), "abcd"),
+    "paths": (Names("abcd"), "abcd"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_sliced_as_a_list_is(kind: str) -> None:
+    """In every direction, and wherever a slice begins and ends."""
+    ids, expected = KINDS[kind][0], list(KINDS[kind][1])
+    bounds = [None, *range(-7, 8)]
+    for step in (None, 1, 2, 3, -1, -2):
+        for first in bounds:
+            for last in bounds:
+                assert ids[first:last:step] == expected[first:last:step]
+    assert [ids[i] for i in range(-len(ids), len(ids))] == expected * 2
+    for outside in (len(ids), -len(ids) - 1):
+        with pytest.raises(IndexError):
+            ids[outside]
 
 
 def test_other_names_are_looked_up_by_position() -> None:

@@ -145,21 +145,16 @@ class RequestIds(Ids):
     def __len__(self) -> int:
         return int(self._requests.starts[-1])
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self._id(i) for i in range(len(self))[index]]
-        return self._id(range(len(self))[index])
+    def _several(self, at: range) -> list[str]:
+        return [self._one(i) for i in at]
 
-    def take(self, indexes: np.ndarray) -> list[str]:
-        return [self._id(i) for i in indexes.tolist()]
-
-    def _id(self, record: int) -> str:
-        requests, number = self._requests, self._requests.of_record(record)
+    def _one(self, at: int) -> str:
+        requests, number = self._requests, self._requests.of_record(at)
         first, stop = requests.span(number)
         custom_id = requests.custom_ids[number]
         if custom_id is None or self._places[custom_id] != requests.lines[number]:
             return f"line {requests.lines[number]}"
-        return custom_id if stop - first == 1 else f"{custom_id}[{record - first}]"
+        return custom_id if stop - first == 1 else f"{custom_id}[{at - first}]"
 
 
 def parse(line: bytes) -> Request:
