@@ -12,7 +12,7 @@ from nimble_jobs.errors import ModelError, first_line
 from nimble_jobs.models.identity import existing, missing_package
 from nimble_jobs.models.tokenizer_settings import overruled
 from nimble_jobs.regular import read_regular
-from nimble_jobs.spec.text_model import read_json
+from nimble_jobs.sentence import read_settings
 
 FILE = "tokenizer.json"
 _LARGEST = 256 << 20  # bytes
@@ -43,7 +43,7 @@ def gives_token_types(place: Path, model: Path) -> bool:
     is asked. True if transformers cannot open it, for instance because a package is missing.
     """
     folder = place if place.is_dir() else model
-    named = read_json(folder / "tokenizer_config.json").get("model_input_names")
+    named = read_settings(folder / "tokenizer_config.json").get("model_input_names")
     if not isinstance(named, list):
         try:
             named = _opened(folder, folder if (folder / "config.json").exists() else model).model_input_names

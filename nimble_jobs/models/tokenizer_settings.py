@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nimble_jobs.spec.text_model import read_json
+from nimble_jobs.sentence import read_settings
 
 CONFIG = "tokenizer_config.json"
 # With these classes of transformers, tokenizer.json says how texts are split. All others do that themselves, with their
@@ -33,14 +33,14 @@ def overruled(data: bytes, folder: Path) -> bool:
 
     Only parts of the file are parsed: its vocabulary may be large.
     """
-    text, settings = data.decode(errors="replace"), read_json(folder / CONFIG)
+    text, settings = data.decode(errors="replace"), read_settings(folder / CONFIG)
     if '"model"' not in text:
         return False  # it is no tokenizer, as whoever opens it will say
     if _adds_ends(settings) not in (None, _ends(_part(text, "post_processor"))):
         return True
     if _adds_tokens(folder, settings, _part(text, "added_tokens")):
         return True
-    config = read_json(folder / "config.json")
+    config = read_settings(folder / "config.json")
     named = settings.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type")
     named = str(named).removesuffix("Fast")  # "None" if no file says anything
     if named in _AS_WRITTEN:
@@ -59,7 +59,7 @@ def overruled(data: bytes, folder: Path) -> bool:
 def named_padding(folder: Path) -> str | None:
     """The token for padding that the files of a tokenizer's folder name; None if they name none."""
     for name in (CONFIG, "special_tokens_map.json"):
-        found = read_json(folder / name).get("pad_token")
+        found = read_settings(folder / name).get("pad_token")
         found = found.get("content") if isinstance(found, dict) else found
         if isinstance(found, str):
             return found
@@ -68,7 +68,7 @@ def named_padding(folder: Path) -> str | None:
 
 def cuts_start(data: bytes, folder: Path) -> bool:
     """Whether a text that is too long loses its start, by the settings of its tokenizer; else it loses its end."""
-    side = read_json(folder / CONFIG).get("truncation_side")
+    side = read_settings(folder / CONFIG).get("truncation_side")
     if side is None and (own := _part(data.decode(errors="replace"), "truncation")):
         side = own.get("direction")
     return str(side).lower() == "left"
@@ -77,7 +77,7 @@ def cuts_start(data: bytes, folder: Path) -> bool:
 def _adds_tokens(folder: Path, settings: Mapping[str, Any], added: Any) -> bool:
     """Whether files beside a tokenizer.json name special tokens that are not among those `added` there, or differ."""
     own = {one.get("content"): one for one in added if isinstance(one, dict)} if isinstance(added, list) else {}
-    named = {**read_json(folder / "special_tokens_map.json"), **settings}
+    named = {**read_settings(folder / "special_tokens_map.json"), **settings}
     tokens = [value for name, value in named.items() if name.endswith("_token")]
     for name in ("additional_special_tokens", "extra_special_tokens"):
         more = named.get(name) or []

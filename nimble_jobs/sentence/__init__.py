@@ -6,7 +6,7 @@ Only JSON is read here, without torch and without that package. `models.pooled` 
 from nimble_jobs.sentence.folder import SentenceFolder, read_folder, read_texts_of, resolve, write_prompt
 from nimble_jobs.sentence.pooling import Dense, Pooling
 from nimble_jobs.sentence.prompts import problem_of_prompt, prompt_of
-from nimble_jobs.sentence.sources import is_folder, transformer_folder
+from nimble_jobs.sentence.sources import is_folder, read_settings, transformer_folder
 
 __all__ = [
     "Dense",
@@ -16,6 +16,7 @@ __all__ = [
     "problem_of_prompt",
     "prompt_of",
     "read_folder",
+    "read_settings",
     "read_texts_of",
     "resolve",
     "transformer_folder",

@@ -11,7 +11,8 @@ from nimble_jobs.errors import ModelError
 from nimble_jobs.regular import NotRegular, open_regular
 
 MODULES = "modules.json"
-_MOST_BYTES = 4 << 20  # of a file with settings
+_MOST_BYTES = 4 << 20  # of a file that says how sentence-transformers built its model
+_MOST_SETTINGS_BYTES = 16 << 20  # of a configuration; thousands of added tokens take more than 1 MiB
 
 
 def is_folder(folder: Path) -> bool:
@@ -87,6 +88,21 @@ def read_json(path: Path) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as e:
         raise ModelError(f"{path}: not JSON: {e}") from e
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The object in a file of JSON; an empty one if the file is missing or holds no object. Raises ModelError if it is
+    too large.
+    """
+    try:
+        with open_regular(path) as file:
+            data = file.read(_MOST_SETTINGS_BYTES + 1)
+        found = json.loads(data) if len(data) <= _MOST_SETTINGS_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if len(data) > _MOST_SETTINGS_BYTES:
+        raise ModelError(f"{path}: larger than {_MOST_SETTINGS_BYTES >> 20} MiB; expected a small JSON file")
+    return found if isinstance(found, dict) else {}
 
 
 def typed(mapping: dict[str, Any], name: str, kind: type, default: Any, path: Path) -> Any:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nimble_jobs.errors import ModelError
-from nimble_jobs.regular import open_regular
-from nimble_jobs.sentence import transformer_folder
+from nimble_jobs.sentence import read_settings, transformer_folder
 
-_LARGEST = 16 << 20  # bytes of a configuration; thousands of added tokens take more than 1 MiB
 _SENSIBLE = 1 << 24  # tokens; transformers writes 1e30 where a tokenizer has no limit
 # Their positions begin behind that of the padding token, so two of the table's rows are never used.
 _SHIFTED = frozenset(
@@ -66,7 +63,7 @@ def text_model(folder: Path, config: Mapping[str, Any] | None = None) -> TextMod
         folder = transformer_folder(folder)
     except ModelError:
         return TextModel()
-    config = read_json(folder / "config.json") if config is None else config
+    config = read_settings(folder / "config.json") if config is None else config
     inner = config.get("text_config")
     if isinstance(inner, dict) and "vocab_size" not in config:
         config = inner
@@ -80,8 +77,8 @@ def text_model(folder: Path, config: Mapping[str, Any] | None = None) -> TextMod
         padding = config.get("pad_token_id")
         positions -= (padding if type(padding) is int and padding >= 0 else 1) + 1
     usual = [
-        _count(read_json(folder / "sentence_bert_config.json").get("max_seq_length")),
-        _count(read_json(folder / "tokenizer_config.json").get("model_max_length")),
+        _count(read_settings(folder / "sentence_bert_config.json").get("max_seq_length")),
+        _count(read_settings(folder / "tokenizer_config.json").get("model_max_length")),
         positions,
     ]
     known = [limit for limit in usual if limit is not None]
@@ -135,18 +132,3 @@ def _padding(config: Mapping[str, Any], vocabulary: int | None) -> int | None:
 
 def _count(value: object) -> int | None:
     return int(value) if isinstance(value, int | float) and 1 <= value <= _SENSIBLE else None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file of JSON; an empty one if the file is missing or holds no object. Raises ModelError if it is
-    too large.
-    """
-    try:
-        with open_regular(path) as file:
-            data = file.read(_LARGEST + 1)
-        found = json.loads(data) if len(data) <= _LARGEST else None
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if len(data) > _LARGEST:
-        raise ModelError(f"{path}: larger than {_LARGEST >> 20} MiB; expected a small JSON file")
-    return found if isinstance(found, dict) else {}

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nimble_jobs.errors import ModelError
-from nimble_jobs.sentence import transformer_folder
+from nimble_jobs.sentence import read_settings, transformer_folder
 from nimble_jobs.spec.findings import Finding, Rule, register, worded
 from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.spec.model import JobSpec
 from nimble_jobs.spec.paths import parse_source
 from nimble_jobs.spec.pooling_rules import classifies
-from nimble_jobs.spec.text_model import problem_of_padding, read_json, text_model
+from nimble_jobs.spec.text_model import problem_of_padding, text_model
 from nimble_jobs.spec.transform import TransformSpec
 from nimble_jobs.spec.units import show
 
@@ -174,7 +174,7 @@ def check_files(spec: JobSpec) -> Iterator[Finding]:
     source, text = parse_source(spec.model.source), spec.input.text
     if source.scheme == "transformers":
         try:
-            config = {**read_json(_folder(source.target) / "config.json"), **spec.model.args}
+            config = {**read_settings(_folder(source.target) / "config.json"), **spec.model.args}
             limit = text_model(Path(source.target)).limit
         except ModelError as e:
             yield worded("model.source", str(e))

@@ -9,8 +9,7 @@ from typing import Any
 
 from nimble_jobs.models.tokenizer_file import FILE
 from nimble_jobs.models.tokenizer_settings import CONFIG
-from nimble_jobs.sentence import write_prompt
-from nimble_jobs.spec.text_model import read_json
+from nimble_jobs.sentence import read_settings, write_prompt
 from nimble_jobs.workloads.text.setup import TextSetup
 
 _NAMES = ("special_tokens_map.json", "added_tokens.json")
@@ -34,7 +33,7 @@ def write_tokenizer(setup: TextSetup, folder: Path) -> list[str]:
         if (place / name).is_file():
             shutil.copyfile(place / name, folder / name)
             written.append(name)
-    settings: dict[str, Any] = read_json(place / CONFIG)
+    settings: dict[str, Any] = read_settings(place / CONFIG)
     settings["model_max_length"] = rules.limit
     settings["truncation_side"] = "left" if setup.cuts_start else "right"
     if not as_it_was:  # classes of the library would replace what splits texts by something of their own
