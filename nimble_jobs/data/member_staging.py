@@ -5,13 +5,13 @@ Each member writes into folders of its own. Whoever publishes takes the shards o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nimble_jobs.data import writers
 from nimble_jobs.data.files import reported
 from nimble_jobs.data.hidden import staging_root
-from nimble_jobs.data.records import ALL_FINITE, BadRecord, NotFinite
+from nimble_jobs.data.records import NO_COUNTS, BadRecord, ShardCounts
 from nimble_jobs.data.shard_files import Note, ShardFiles, read_note
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.data.shared_listing import read_listing
@@ -62,15 +62,14 @@ class MemberStaging:
         bad: Sequence[BadRecord] = (),
         *,
         carries: str | None = None,
-        shortened: int = 0,
-        not_finite: Mapping[str, NotFinite] = ALL_FINITE,
+        counts: ShardCounts = NO_COUNTS,
         last: bool = False,  # as `Staging` has it, where no later shard follows
     ) -> Shard:
         """Write one shard durably, and tell `finish`. Raises ModelError if the model carries state to the next shard,
         which another member may have; DataError if it cannot be written, FencedOut if a newer attempt took over.
         """
         return finish_member(
-            lambda: self._files.write(index, columns, bad, shortened=shortened, not_finite=not_finite),
+            lambda: self._files.write(index, columns, bad, counts=counts),
             self._finish,
             carries,
         )

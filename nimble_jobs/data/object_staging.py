@@ -14,7 +14,7 @@ import dataclasses
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nimble_jobs.data import publish as publication
@@ -23,7 +23,7 @@ from nimble_jobs.data.member_staging import Finish, finish_member, value_of
 from nimble_jobs.data.object_manifest import Manifests
 from nimble_jobs.data.object_runs import NOTE, notes, run_of, unpublished
 from nimble_jobs.data.publish import MANIFEST, FileEntry, Found
-from nimble_jobs.data.records import ALL_FINITE, BadRecord, NotFinite
+from nimble_jobs.data.records import NO_COUNTS, BadRecord, ShardCounts
 from nimble_jobs.data.seals import Ledger
 from nimble_jobs.data.shard_files import encoded
 from nimble_jobs.data.shards import Shard
@@ -60,8 +60,7 @@ class ObjectShards:
         bad: Sequence[BadRecord] = (),
         *,
         carries: str | None = None,
-        shortened: int = 0,
-        not_finite: Mapping[str, NotFinite] = ALL_FINITE,
+        counts: ShardCounts = NO_COUNTS,
     ) -> Shard:
         """Write one shard; without columns, only its bad records. Raises DataError, ObjectTrouble."""
         entries = []
@@ -77,8 +76,7 @@ class ObjectShards:
             bad=tuple(bad),
             carries=carries,
             decoded_by=self._decoded_by,
-            shortened=shortened,
-            not_finite=not_finite,
+            **vars(counts),
             forms={name: writers.form_of(column) for name, column in columns.items()},
         )
         self._objects.write(f"{self.run}/{_SHEETS}{index:05d}.json", shard.to_bytes())
@@ -127,14 +125,11 @@ class ObjectStaging(Unpublished):
         bad: Sequence[BadRecord] = (),
         *,
         carries: str | None = None,
-        shortened: int = 0,
-        not_finite: Mapping[str, NotFinite] = ALL_FINITE,
+        counts: ShardCounts = NO_COUNTS,
         last: bool = False,
     ) -> Shard:
         """Write one shard; without columns, only its bad records. Raises DataError, ObjectTrouble."""
-        self.done[index] = shard = self._files.write(
-            index, columns, bad, carries=carries, shortened=shortened, not_finite=not_finite
-        )
+        self.done[index] = shard = self._files.write(index, columns, bad, carries=carries, counts=counts)
         return shard
 
     def publish(self, summary: dict[str, Any], *, shards: int | None = None) -> dict[str, Any]:
@@ -317,13 +312,12 @@ class MemberObjects:
         bad: Sequence[BadRecord] = (),
         *,
         carries: str | None = None,
-        shortened: int = 0,
-        not_finite: Mapping[str, NotFinite] = ALL_FINITE,
+        counts: ShardCounts = NO_COUNTS,
         last: bool = False,
     ) -> Shard:
         """Write one shard, and tell `finish`. Raises ModelError, DataError, ObjectTrouble."""
         return finish_member(
-            lambda: self._files.write(index, columns, bad, shortened=shortened, not_finite=not_finite),
+            lambda: self._files.write(index, columns, bad, counts=counts),
             self._finish,
             carries,
         )

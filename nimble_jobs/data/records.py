@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -47,7 +46,15 @@ class NotFinite:
     first: str  # id of the first one
 
 
-ALL_FINITE: Mapping[str, NotFinite] = MappingProxyType({})
+@dataclass(frozen=True, kw_only=True)
+class ShardCounts:
+    """What is counted of a shard's good records."""
+
+    shortened: int = 0  # texts that lost tokens
+    not_finite: Mapping[str, NotFinite] = field(default_factory=dict)  # by field of the output
+
+
+NO_COUNTS = ShardCounts()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

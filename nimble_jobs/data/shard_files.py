@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from nimble_jobs.data import writers
 from nimble_jobs.data.files import reported, write_file
 from nimble_jobs.data.publish import FileEntry
-from nimble_jobs.data.records import ALL_FINITE, BadRecord, NotFinite
+from nimble_jobs.data.records import NO_COUNTS, BadRecord, ShardCounts
 from nimble_jobs.data.shards import Shard
 from nimble_jobs.data.shared_listing import LISTING, to_bytes
 from nimble_jobs.data.stamps import Stamps
@@ -71,12 +71,11 @@ class ShardFiles:
         bad: Sequence[BadRecord] = (),
         *,
         carries: str | None = None,
-        shortened: int = 0,
-        not_finite: Mapping[str, NotFinite] = ALL_FINITE,
+        counts: ShardCounts = NO_COUNTS,
         sync: bool = True,
     ) -> Shard:
         """Write one shard, durably if `sync`; without columns, only its bad records. `carries` names state that the
-        model carries to the next shard; `shortened` of its texts lost tokens.
+        model carries to the next shard.
 
         Raises DataError if it cannot be written, FencedOut if a newer attempt took over.
         """
@@ -95,8 +94,7 @@ class ShardFiles:
                 bad=tuple(bad),
                 carries=carries,
                 decoded_by=self._decoded_by,
-                shortened=shortened,
-                not_finite=not_finite,
+                **vars(counts),
                 forms={name: writers.form_of(column) for name, column in columns.items()},
             )
             self.write_sheet(shard, sync=sync)

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nimble_jobs.data.publish import FileEntry
-from nimble_jobs.data.records import BadRecord, NotFinite
+from nimble_jobs.data.records import BadRecord, NotFinite, ShardCounts
 from nimble_jobs.data.writers import Form, check_form
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shard:
+class Shard(ShardCounts):
     """The sheet of one finished shard."""
 
     index: int
@@ -24,8 +24,6 @@ class Shard:
     bad: tuple[BadRecord, ...]
     carries: str | None = None  # state that the model carries to the next shard
     decoded_by: str | None = None  # decoder of its pictures
-    shortened: int = 0  # texts that lost tokens
-    not_finite: Mapping[str, NotFinite] = field(default_factory=dict)  # by field of the output
     forms: Mapping[str, Form] = field(default_factory=dict)  # of the values of each field
 
     def to_bytes(self) -> bytes:

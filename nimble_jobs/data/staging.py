@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from nimble_jobs.data import writers
 from nimble_jobs.data.files import link_or_copy, remove_tree, reported, sha256_of, sync_all, write_file
 from nimble_jobs.data.hidden import probe_of, staging_root
 from nimble_jobs.data.publish import MANIFEST, FileEntry, Found
-from nimble_jobs.data.records import ALL_FINITE, BadRecord, NotFinite
+from nimble_jobs.data.records import NO_COUNTS, BadRecord, ShardCounts
 from nimble_jobs.data.seals import Ledger, resolved
 from nimble_jobs.data.shard_files import NOTE, ShardFiles, read_note
 from nimble_jobs.data.shards import Shard
@@ -81,21 +81,18 @@ class Staging(Unpublished):
         bad: Sequence[BadRecord] = (),
         *,
         carries: str | None = None,
-        shortened: int = 0,
-        not_finite: Mapping[str, NotFinite] = ALL_FINITE,
+        counts: ShardCounts = NO_COUNTS,
         last: bool = False,
     ) -> Shard:
         """Write one shard durably; without columns, only its bad records. `carries` names state that the model carries
-        to the next shard; `shortened` of its texts lost tokens.
+        to the next shard.
 
         The `last` shard becomes durable only when `publish` syncs the folder, which saves a small job half of its
         syncs. A killed process loses nothing, and after a power failure digests tell whether the shard must be
         written again. Threads that synced its files meanwhile would take Python's lock too often to save time.
         Raises DataError if it cannot be written, FencedOut if a newer attempt took over.
         """
-        shard = self._files.write(
-            index, columns, bad, carries=carries, shortened=shortened, not_finite=not_finite, sync=not last
-        )
+        shard = self._files.write(index, columns, bad, carries=carries, counts=counts, sync=not last)
         if last:
             self._unsynced.update(entry.name for entry in shard.files)
         self.done[index] = shard

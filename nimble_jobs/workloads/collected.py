@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from nimble_jobs.data import BadRecord, Batch
 from nimble_jobs.data.ragged import Ragged
-from nimble_jobs.data.records import NotFinite
+from nimble_jobs.data.records import NO_COUNTS, NotFinite, ShardCounts
 from nimble_jobs.data.writers import Column, Form
 from nimble_jobs.data.writers import Columns as Values
 from nimble_jobs.workloads.columns import Columns
@@ -24,8 +24,7 @@ class Shard:
     columns: Values
     bad: Sequence[BadRecord]
     carries: str | None = None
-    shortened: int = 0  # texts that lost tokens
-    not_finite: Mapping[str, NotFinite] = field(default_factory=dict)  # by field of the output
+    counts: ShardCounts = NO_COUNTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +87,10 @@ class Collected:
                     columns={name: _part(values, order, a, b) for name, values in columns.items()} if b > a else {},
                     bad=sorted((r for r in self._bad if first <= r.index < stop), key=lambda record: record.index),
                     carries=carries,
-                    shortened=int(((first <= shortened) & (shortened < stop)).sum()),
-                    not_finite=self._not_finite_in(first, stop),
+                    counts=ShardCounts(
+                        shortened=int(((first <= shortened) & (shortened < stop)).sum()),
+                        not_finite=self._not_finite_in(first, stop),
+                    ),
                 )
 
     def _not_finite_in(self, first: int, stop: int) -> dict[str, NotFinite]:

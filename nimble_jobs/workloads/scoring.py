@@ -289,8 +289,7 @@ class Scoring:
             shard.columns,
             shard.bad,
             carries=shard.carries,
-            shortened=shard.shortened,
-            not_finite=shard.not_finite,
+            counts=shard.counts,
             last=last,
         )
         self._context.patience.through(write)

@@ -15,7 +15,7 @@ from nimble_jobs import patience
 from nimble_jobs.data import BadRecord
 from nimble_jobs.data.object_runs import discard_objects
 from nimble_jobs.data.object_staging import ObjectStaging
-from nimble_jobs.data.records import NotFinite
+from nimble_jobs.data.records import NotFinite, ShardCounts
 from nimble_jobs.errors import DataError, FencedOut, ObjectTrouble, OutputExists
 from nimble_jobs.objects import Objects, Through, once
 from nimble_jobs.retention.objects import left_objects
@@ -158,9 +158,13 @@ def test_a_later_attempt_takes_shards_over(outputs: Outputs) -> None:
 def test_outputs_that_are_not_finite_are_counted(outputs: Outputs) -> None:
     """Also those in shards that an earlier attempt wrote."""
     first = outputs.stage()
-    first.write_shard(0, {"v": np.array([np.nan])}, not_finite={"v": NotFinite(records=1, first="a")})
+    first.write_shard(
+        0, {"v": np.array([np.nan])}, counts=ShardCounts(not_finite={"v": NotFinite(records=1, first="a")})
+    )
     second = outputs.stage(2)
-    second.write_shard(1, {"v": np.array([np.inf])}, not_finite={"v": NotFinite(records=1, first="b")})
+    second.write_shard(
+        1, {"v": np.array([np.inf])}, counts=ShardCounts(not_finite={"v": NotFinite(records=1, first="b")})
+    )
     assert second.publish({}, shards=2)["not_finite"] == {"v": {"records": 2, "first": "a"}}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nimble_jobs.data import MemberStaging, Staging, listing_for_member
-from nimble_jobs.data.records import NotFinite
+from nimble_jobs.data.records import NotFinite, ShardCounts
 from nimble_jobs.data.stamps import Names, Stamps
 from nimble_jobs.errors import FencedOut, OutOfStep
 from nimble_jobs.spec.model import OutputSpec
@@ -92,8 +92,8 @@ def test_what_members_found_is_added_up(output: OutputSpec) -> None:
     """Records whose outputs are not finite are those of all members' shards; the first one is that of the input."""
     one, other = (MemberStaging(output, "j", 1, name, finish=lambda shard: None, basis="basis") for name in ("v", "w"))
     leader = leading(output)
-    other.write_shard(1, {"id": ["c"]}, not_finite={"y": NotFinite(records=2, first="c")})
-    one.write_shard(0, {"id": ["a"]}, not_finite={"y": NotFinite(records=1, first="a")})
+    other.write_shard(1, {"id": ["c"]}, counts=ShardCounts(not_finite={"y": NotFinite(records=2, first="c")}))
+    one.write_shard(0, {"id": ["a"]}, counts=ShardCounts(not_finite={"y": NotFinite(records=1, first="a")}))
     leader.adopt(last=True)
     published = leader.publish({}, shards=2)
     assert published["not_finite"] == {"y": {"records": 3, "first": "a"}}
