@@ -36,6 +36,7 @@ from measuring import environment, save
 from PIL import Image
 
 from nimble_jobs.bench.scoring import photos
+from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.engine.device import describe, facts
 from nimble_jobs.engine.picture_trial import available
 from nimble_jobs.engine.pictures import PictureDecoder, decoder_name
@@ -164,7 +165,7 @@ def used_bytes() -> tuple[int, int]:
 
 def decoder(device: torch.device, make: Callable[[], Decode | None], refusals: Counter[str]) -> PictureDecoder:
     """One that counts in `refusals` what it does not take."""
-    made = PictureDecoder(device, *SIZE, 3, SIZE, decode=make())
+    made = PictureDecoder(device, Recipe(channels=3, size=SIZE, resize=SIZE), decode=make())
     made.refusals = refusals
     return made
 

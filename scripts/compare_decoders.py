@@ -65,7 +65,7 @@ def by_cpu(encoded: list[bytes]) -> torch.Tensor:
 def by_device(encoded: list[bytes], device: torch.device) -> tuple[torch.Tensor, int]:
     """The same, decoded by the device, and how many of them it did not decode."""
     rows, refused = [], 0
-    with closing(PictureDecoder(device, SIDE, SIDE, 3, resize=(SIDE, SIDE))) as made:
+    with closing(PictureDecoder(device, RECIPE)) as made:
         for first in range(0, len(encoded), BATCH):
             some = encoded[first : first + BATCH]
             out = torch.zeros(len(some), SIDE, SIDE, 3, dtype=torch.uint8, device=device)

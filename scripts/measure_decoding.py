@@ -138,7 +138,7 @@ def decoded(device: torch.device, batches: list[Pictures], threads: int) -> dict
     def work(first: int) -> None:
         mine = itertools.cycle(batches[first:] + batches[:first])
         stream = streams.take(device, urgent=True) if cuda else None
-        with closing(PictureDecoder.of(device, RECIPE)) as decoder, torch.cuda.stream(stream):
+        with closing(PictureDecoder(device, RECIPE)) as decoder, torch.cuda.stream(stream):
             decoder.decode(batches[first], torch.empty(shape, dtype=torch.uint8, device=device))
             begin.wait()
             while time.perf_counter() < end:

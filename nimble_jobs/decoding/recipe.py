@@ -14,9 +14,9 @@ class Recipe:
     """How every picture of an input becomes uint8 [*size, channels]."""
 
     channels: int  # 1 or 3
-    resize: tuple[int, int] | None  # height, width
-    center_crop: tuple[int, int] | None  # height, width
     size: tuple[int, int]  # height, width of the result
+    resize: tuple[int, int] | None = None  # height, width
+    center_crop: tuple[int, int] | None = None  # height, width
     shortest_edge: int | None = None  # pixels of the shorter edge, instead of `resize`
     interpolation: Interpolation = "bilinear"
 

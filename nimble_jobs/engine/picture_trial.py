@@ -9,6 +9,7 @@ import functools
 import numpy as np
 import torch
 
+from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory, first_line
@@ -47,7 +48,7 @@ def _trial(device: torch.device, interpolation: Interpolation) -> str | None:
         alike=np.array([-1]),
     )
     try:
-        decoder = PictureDecoder(device, height, width, 3, interpolation=interpolation)
+        decoder = PictureDecoder(device, Recipe(channels=3, size=(height, width), interpolation=interpolation))
         with contextlib.closing(decoder):
             out = torch.zeros(1, height, width, 3, dtype=torch.uint8, device=device)
             torch.cuda.current_stream(device).synchronize()

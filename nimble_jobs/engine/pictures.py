@@ -18,10 +18,9 @@ from nimble_jobs.engine import enqueue, jpeg_engines, nvjpeg, streams
 from nimble_jobs.engine.blank import BlankMemory
 from nimble_jobs.engine.device import able
 from nimble_jobs.engine.jpeg_engines import JpegEngines
-from nimble_jobs.engine.resize import Planes, Shaping, Tables, resize_into
+from nimble_jobs.engine.resize import Planes, Tables, fitting, resize_into
 from nimble_jobs.engine.salvage import portions, salvage
 from nimble_jobs.pictures import Pictures
-from nimble_jobs.resizing import Interpolation
 
 _AT_ONCE_BYTES = 256 << 20  # of decoded pictures in one call, unless one alone is larger
 _TAKES = 4  # decoding takes so many times as much: decoded pictures, memory the allocator keeps, nvJPEG's buffers
@@ -31,7 +30,7 @@ _LARGE_BYTES = 10 << 20  # above it, torch's allocator keeps separate memory for
 
 
 class PictureDecoder:
-    """Decodes batches to rows uint8 [height, width, channels], which is what is left after resize and crop.
+    """Decodes batches to rows of pixels, as a recipe says.
 
     For one thread at a time. On the CPU it is a stand-in with the same results up to what decoders differ by.
     Device memory: `memory_bytes` at most, of which torch keeps what it allocated for later decoders, and nvJPEG its own
@@ -41,14 +40,8 @@ class PictureDecoder:
     def __init__(
         self,
         device: torch.device,
-        height: int,
-        width: int,
-        channels: int,
-        resize: tuple[int, int] | None = None,
-        center_crop: tuple[int, int] | None = None,
+        recipe: Recipe,
         *,
-        shortest_edge: int | None = None,
-        interpolation: Interpolation = "bilinear",
         decode: nvjpeg.Decode | None = None,
         at_once_bytes: int | None = None,
     ) -> None:
@@ -57,16 +50,8 @@ class PictureDecoder:
         self.refusals: Counter[str] = Counter()  # how many pictures were not decoded here, by reason
         # Happens when the rows of the last `decode` are complete; None on the CPU.
         self.done: torch.cuda.Event | None = None
-        self._shaping = Shaping(
-            height=height,
-            width=width,
-            channels=channels,
-            resize=resize,
-            center_crop=center_crop,
-            shortest_edge=shortest_edge,
-            interpolation=interpolation,
-        )
-        self._decode = decode or nvjpeg.decoder(self.device, channels)
+        self._recipe = recipe
+        self._decode = decode or nvjpeg.decoder(self.device, recipe.channels)
         self._at_once = nvjpeg.together() if decode is None else None
         self._at_once_bytes = at_once_bytes or _at_once_bytes(self.device)
         self._grown_bytes = 0  # what the allocator took for large pictures since its cache was last emptied
@@ -79,20 +64,7 @@ class PictureDecoder:
         self._used: tuple[torch.Tensor, int, int] | None = None  # the engines' pictures: memory, bytes, number
         self._uses_engines = decode is None
         # While it decodes, and before it first does: making them takes a while, and jobs do that before they begin.
-        self._engines = jpeg_engines.take(self.device, channels) if self._uses_engines else None
-
-    @classmethod
-    def of(cls, device: torch.device, recipe: Recipe) -> PictureDecoder:
-        """What decodes the pictures of an input. Raises as the constructor does."""
-        return cls(
-            device,
-            *recipe.size,
-            recipe.channels,
-            recipe.resize,
-            recipe.center_crop,
-            shortest_edge=recipe.shortest_edge,
-            interpolation=recipe.interpolation,
-        )
+        self._engines = jpeg_engines.take(self.device, recipe.channels) if self._uses_engines else None
 
     @property
     def memory_bytes(self) -> int:
@@ -117,14 +89,14 @@ class PictureDecoder:
         """
         self._check(pictures, out, boxes)
         encoded = np.flatnonzero(~pictures.decoded)
-        fitting = (
-            np.ones(len(encoded), dtype=bool) if boxes is not None else self._shaping.fits(pictures.sizes[encoded])
+        fits = (
+            np.ones(len(encoded), dtype=bool) if boxes is not None else fitting(self._recipe, pictures.sizes[encoded])
         )
-        failed = encoded[~fitting].tolist()
+        failed = encoded[~fits].tolist()
         if failed:
             self.refusals["its size does not fit"] += len(failed)
-        encoded = encoded[fitting]
-        sizes = pictures.sizes[encoded].astype(np.int64).prod(axis=1) * self._shaping.channels
+        encoded = encoded[fits]
+        sizes = pictures.sizes[encoded].astype(np.int64).prod(axis=1) * self._recipe.channels
         with self._at_work():
             for start, stop in portions(sizes.tolist(), self._at_once_bytes):
                 large = int(sizes[start:stop].max()) >= _LARGE_BYTES
@@ -132,7 +104,7 @@ class PictureDecoder:
                 try:
                     rows, decoded = self._decoded(pictures, encoded[start:stop], failed, large=large)
                     parts = None if boxes is None else boxes[rows]
-                    resize_into(out, decoded, rows, self._shaping, parts, tables=self._tables, after=after)
+                    resize_into(out, decoded, rows, self._recipe, parts, tables=self._tables, after=after)
                 finally:
                     failed += self._left_out(rows)
             self._wait(after)
@@ -153,7 +125,7 @@ class PictureDecoder:
             streams.give_back(stream)  # with the memory that the allocator cached for it
 
     def _check(self, pictures: Pictures, out: torch.Tensor, boxes: np.ndarray | None) -> None:
-        shape = (self._shaping.height, self._shaping.width, self._shaping.channels)
+        shape = self._recipe.shape
         if out.dtype != torch.uint8 or tuple(out.shape[1:]) != shape or not out.is_contiguous():
             raise ValueError(f"out is {out.dtype} {tuple(out.shape)}; expected contiguous uint8 [n, {shape}]")
         if len(out) < len(pictures) or (boxes is not None and len(boxes) != len(pictures)):
@@ -196,7 +168,7 @@ class PictureDecoder:
         if len(broken):
             failed += broken.tolist()
             self.refusals["nvJPEG cannot read its header"] += len(broken)
-        room = -(-self._shaping.channels * sizes.prod(axis=1) // _ALIGNED) * _ALIGNED * takes
+        room = -(-self._recipe.channels * sizes.prod(axis=1) // _ALIGNED) * _ALIGNED * takes
         # A damaged picture may leave part of its memory as it was, which must not be another picture.
         nbytes = int(room.sum())
         flat = self._memory.take(nbytes, stream)
@@ -212,7 +184,7 @@ class PictureDecoder:
                 self.refusals[nvjpeg.refusal(e, self.device)] += len(mine)
                 failed += rows[mine].tolist()
                 mine, self._used = mine[:0], None
-                self._engines = jpeg_engines.take(self.device, self._shaping.channels)
+                self._engines = jpeg_engines.take(self.device, self._recipe.channels)
         planes = Planes(addresses=targets[mine], sizes=sizes[mine], held=(flat,))
         if not len(others):
             return rows[mine], planes
@@ -253,7 +225,7 @@ class PictureDecoder:
         decoded = salvage(spans, self._decode, self._refused)
         kept, good = [], []
         for row, size, picture in zip(rows.tolist(), pictures.sizes[rows].tolist(), decoded, strict=True):
-            if picture is not None and picture.shape == (self._shaping.channels, *size):
+            if picture is not None and picture.shape == (self._recipe.channels, *size):
                 kept.append(row)
                 good.append(picture)
                 continue
@@ -268,13 +240,13 @@ class PictureDecoder:
             return None
         offsets, lengths = (pictures.spans[rows, i].tolist() for i in (0, 1))
         try:
-            flat, shapes = self._at_once(data, offsets, lengths, nvjpeg.mode_of(self._shaping.channels), self.device)
+            flat, shapes = self._at_once(data, offsets, lengths, nvjpeg.mode_of(self._recipe.channels), self.device)
         except RuntimeError:  # decoding one by one shows which picture is at fault
             return None
         sizes = np.array(shapes, dtype=np.int64).reshape(-1, 3)
-        if (sizes[:, 0] != self._shaping.channels).any() or (sizes[:, 1:] != pictures.sizes[rows]).any():
+        if (sizes[:, 0] != self._recipe.channels).any() or (sizes[:, 1:] != pictures.sizes[rows]).any():
             return None
-        return Planes.together(flat, self._shaping.channels, sizes[:, 1:])
+        return Planes.together(flat, self._recipe.channels, sizes[:, 1:])
 
     def _refused(self, _: int, error: RuntimeError) -> None:
         self.refusals[nvjpeg.refusal(error, self.device)] += 1
@@ -316,7 +288,7 @@ class PictureDecoder:
             return
         assert self._stream is not None, "the decoder was closed"
         if self._uses_engines and self._engines is None:
-            self._engines = jpeg_engines.take(self.device, self._shaping.channels)
+            self._engines = jpeg_engines.take(self.device, self._recipe.channels)
         try:
             with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
                 yield

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nimble_jobs.decoding.recipe import MAX_PIXELS
+from nimble_jobs.decoding.recipe import MAX_PIXELS, Recipe
 from nimble_jobs.engine import enqueue
 from nimble_jobs.engine.cuda_driver import load_function
 from nimble_jobs.engine.device import able
@@ -69,55 +69,45 @@ class Planes:
         return [part.view(channels, *size) for part, size in zip(parts, sizes, strict=True)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shaping:
-    """What happens to a decoded picture: resize, then crop the centre. The result has `height` and `width`."""
+def sizes_after(recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
+    """int64 [n, 2]: what pictures of these sizes [n, 2] (height, width) are resized to."""
+    sizes = sizes.astype(np.int64)
+    if recipe.shortest_edge is not None:
+        new: np.ndarray = recipe.shortest_edge * sizes // sizes.min(axis=1, keepdims=True)
+        return new
+    return sizes if recipe.resize is None else np.broadcast_to(np.array(recipe.resize), sizes.shape)
 
-    height: int
-    width: int
-    channels: int  # 1 or 3
-    resize: tuple[int, int] | None = None  # height, width
-    center_crop: tuple[int, int] | None = None  # height, width; None: no crop
-    shortest_edge: int | None = None  # pixels of the shorter edge, instead of `resize`; neither: no resize
-    interpolation: Interpolation = "bilinear"
 
-    def resized(self, sizes: np.ndarray) -> np.ndarray:
-        """int64 [n, 2]: what pictures of these sizes [n, 2] (height, width) are resized to."""
-        sizes = sizes.astype(np.int64)
-        if self.shortest_edge is not None:
-            new: np.ndarray = self.shortest_edge * sizes // sizes.min(axis=1, keepdims=True)
-            return new
-        return sizes if self.resize is None else np.broadcast_to(np.array(self.resize), sizes.shape)
+def fitting(recipe: Recipe, sizes: np.ndarray) -> np.ndarray:
+    """bool [n]: which pictures of these sizes [n, 2] (height, width) become a result of the right size."""
+    new = sizes_after(recipe, sizes)
+    compare = np.greater_equal if recipe.center_crop is not None else np.equal
+    return np.asarray(compare(new, recipe.size).all(axis=1) & (new.prod(axis=1) <= MAX_PIXELS))
 
-    def fits(self, sizes: np.ndarray) -> np.ndarray:
-        """bool [n]: which pictures of these sizes [n, 2] (height, width) become a result of the right size."""
-        new = self.resized(sizes)
-        compare = np.greater_equal if self.center_crop is not None else np.equal
-        return np.asarray(compare(new, (self.height, self.width)).all(axis=1) & (new.prod(axis=1) <= MAX_PIXELS))
 
-    def lines(self, planes: Planes, rows: np.ndarray, boxes: np.ndarray | None = None) -> np.ndarray:
-        """The kernel's table, int64 [n, FIELDS]: what it does with each picture.
+def lines(recipe: Recipe, planes: Planes, rows: np.ndarray, boxes: np.ndarray | None = None) -> np.ndarray:
+    """The kernel's table, int64 [n, FIELDS]: what it does with each picture.
 
-        The fields are: address of the first pixel, pixels from channel to channel and from row to row, height and width
-        before and after the resize, top and left of the crop, row of the result.
-        With `boxes`, int32 [n, 4] (top, left, height, width), only this part of each picture is resized, to the
-        result's size.
-        """
-        line = np.empty((len(planes), FIELDS), dtype=np.int64)
-        line[:, 0] = planes.addresses
-        line[:, 3:5] = planes.sizes
-        line[:, 1] = line[:, 3] * line[:, 4]
-        line[:, 2] = line[:, 4]
-        if boxes is None:
-            line[:, 5:7] = self.resized(planes.sizes)
-            line[:, 7:9] = (line[:, 5:7] - (self.height, self.width)) // 2
-        else:
-            line[:, 0] += boxes[:, 0].astype(np.int64) * line[:, 2] + boxes[:, 1]
-            line[:, 3:5] = boxes[:, 2:]
-            line[:, 5:7] = self.height, self.width
-            line[:, 7:9] = 0
-        line[:, 9] = rows
-        return line
+    The fields are: address of the first pixel, pixels from channel to channel and from row to row, height and width
+    before and after the resize, top and left of the crop, row of the result.
+    With `boxes`, int32 [n, 4] (top, left, height, width), only this part of each picture is resized, to the
+    result's size.
+    """
+    line = np.empty((len(planes), FIELDS), dtype=np.int64)
+    line[:, 0] = planes.addresses
+    line[:, 3:5] = planes.sizes
+    line[:, 1] = line[:, 3] * line[:, 4]
+    line[:, 2] = line[:, 4]
+    if boxes is None:
+        line[:, 5:7] = sizes_after(recipe, planes.sizes)
+        line[:, 7:9] = (line[:, 5:7] - recipe.size) // 2
+    else:
+        line[:, 0] += boxes[:, 0].astype(np.int64) * line[:, 2] + boxes[:, 1]
+        line[:, 3:5] = boxes[:, 2:]
+        line[:, 5:7] = recipe.size
+        line[:, 7:9] = 0
+    line[:, 9] = rows
+    return line
 
 
 class Tables:
@@ -155,7 +145,7 @@ def resize_into(
     out: torch.Tensor,
     planes: Planes,
     rows: np.ndarray,
-    shaping: Shaping,
+    recipe: Recipe,
     boxes: np.ndarray | None = None,
     *,
     tables: Tables | None = None,
@@ -170,44 +160,43 @@ def resize_into(
     if not len(planes):
         return
     if not able(out.device).kernels:
-        for i, (picture, row) in enumerate(zip(planes.pictures(shaping.channels), rows.tolist(), strict=True)):
-            out[row] = _resized(picture, shaping, None if boxes is None else boxes[i].tolist())
+        for i, (picture, row) in enumerate(zip(planes.pictures(recipe.channels), rows.tolist(), strict=True)):
+            out[row] = _resized(picture, recipe, None if boxes is None else boxes[i].tolist())
         return
     stream = torch.cuda.current_stream(out.device)
     if tables is None:
         tables = Tables(out.device)
         tables.make(len(planes))
-    table = tables.send(shaping.lines(planes, rows, boxes), stream)
+    table = tables.send(lines(recipe, planes, rows, boxes), stream)
     if after is not None:
         enqueue.wait(stream, after)
     with _COMPILING:
-        function, kernel = _loaded(out.device, shaping.channels, shaping.interpolation)
-    blocks = -(-shaping.height * shaping.width // _PLACES)
+        function, kernel = _loaded(out.device, recipe.channels, recipe.interpolation)
+    blocks = -(-recipe.size[0] * recipe.size[1] // _PLACES)
     launch_kernel(
         function,
         (blocks, len(planes), 1),
         _WARPS,
         kernel.shared_bytes,
         kernel.arg_types,
-        (table, out, tables.flags, shaping.height, shaping.width, *kernel.scratch),
+        (table, out, tables.flags, *recipe.size, *kernel.scratch),
         stream.cuda_stream,
     )
 
 
-def _resized(picture: torch.Tensor, shaping: Shaping, box: Sequence[int] | None) -> torch.Tensor:
+def _resized(picture: torch.Tensor, recipe: Recipe, box: Sequence[int] | None) -> torch.Tensor:
     """Resize one picture on the CPU, to uint8 [height, width, channels]: the kernel's values, by matrix products."""
-    height, width = shaping.height, shaping.width
-    new = (height, width)
+    height, width = new = recipe.size
     if box is None:
-        new = tuple(shaping.resized(np.array([picture.shape[1:]]))[0].tolist())
+        new = tuple(sizes_after(recipe, np.array([picture.shape[1:]]))[0].tolist())
     else:
         top, left, down, across = box
         picture = picture[:, top : top + down, left : left + across]
     x = picture.to(torch.float32)
     if new != tuple(picture.shape[1:]):
-        columns = torch.from_numpy(weights(x.shape[2], new[1], shaping.interpolation)).T
-        x = x @ columns if shaping.interpolation == "bilinear" else _rounded(x @ columns)
-        x = torch.from_numpy(weights(x.shape[1], new[0], shaping.interpolation)) @ x
+        columns = torch.from_numpy(weights(x.shape[2], new[1], recipe.interpolation)).T
+        x = x @ columns if recipe.interpolation == "bilinear" else _rounded(x @ columns)
+        x = torch.from_numpy(weights(x.shape[1], new[0], recipe.interpolation)) @ x
     top, left = (x.shape[1] - height) // 2, (x.shape[2] - width) // 2
     x = x[:, top : top + height, left : left + width]
     return _rounded(x).to(torch.uint8).permute(1, 2, 0)

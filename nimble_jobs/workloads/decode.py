@@ -91,5 +91,5 @@ def on_device(
     if decode is None or decode.by == "cpu":
         return None
     residents.make_room(THREADS * pictures.memory_bytes(loaded.device))
-    make = partial(PictureDecoder.of, loaded.device, reader.recipe)
+    make = partial(PictureDecoder, loaded.device, reader.recipe)
     return lambda meter: DeviceDecoding(reader.redo, loaded.arrivals, meter, make)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,12 +19,13 @@ from nimble_jobs.engine.blank import BLANK
 from nimble_jobs.engine.jpeg_engines import JpegEngines
 from nimble_jobs.engine.picture_trial import available
 from nimble_jobs.engine.pictures import PictureDecoder
-from nimble_jobs.engine.resize import Planes, Shaping, resize_into
+from nimble_jobs.engine.resize import Planes, resize_into
 from nimble_jobs.pictures import Pictures
 from nimble_jobs.resizing import Interpolation
 from tests.photographs import batch, by_pillow, damaged, jpeg, photographs
 
 RESIZED = (224, 224)
+RECIPE = Recipe(channels=3, size=RESIZED, resize=RESIZED)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Bound:
 @pytest.fixture
 def decoder(device: torch.device) -> Iterator[PictureDecoder]:
     assert available(device) is None
-    with closing(PictureDecoder(device, *RESIZED, 3, RESIZED)) as found:
+    with closing(PictureDecoder(device, RECIPE)) as found:
         yield found
 
 
@@ -77,14 +78,20 @@ def test_rows_are_close_to_pillows(
     """One number is the size of the shorter edge."""
     size, edge = (None, resized) if isinstance(resized, int) else (resized, None)
     crop = (224, 230) if edge else None if size else (299, 301)
-    shape = (*(crop or RESIZED), 3)
     kind = Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
     further = 2 if interpolation == "bicubic" and resized else 1  # its weights sharpen what decoders differ by
     encoded = [jpeg(image, subsampling=subsampling) for image in photographs().values()]
     encoded.append(jpeg(photographs()["coffee"].resize((333, 301)), subsampling=subsampling))
-    made = PictureDecoder(device, *shape, size, crop, shortest_edge=edge, interpolation=interpolation)
-    with closing(made) as decoder:
-        found, failed = decoded(decoder, batch(encoded), shape)
+    recipe = Recipe(
+        channels=3,
+        size=crop or RESIZED,
+        resize=size,
+        center_crop=crop,
+        shortest_edge=edge,
+        interpolation=interpolation,
+    )
+    with closing(PictureDecoder(device, recipe)) as decoder:
+        found, failed = decoded(decoder, batch(encoded), recipe.shape)
     assert not failed, decoder.refusals
     far = np.abs(found.astype(int) - np.stack([by_pillow(one, 3, resized, crop, kind) for one in encoded]))
     assert far.mean() <= further * bound.mean
@@ -95,7 +102,7 @@ def test_rows_are_close_to_pillows(
 def test_grey_pictures_and_grey_rows(channels: int, device: torch.device) -> None:
     grey = [jpeg(image.convert("L")) for image in photographs().values()]
     coloured = [jpeg(image) for image in photographs().values()] if channels == 1 else []
-    with closing(PictureDecoder(device, *RESIZED, channels, RESIZED)) as decoder:
+    with closing(PictureDecoder(device, replace(RECIPE, channels=channels))) as decoder:
         found, failed = decoded(decoder, batch(grey + coloured), (*RESIZED, channels))
     assert not failed, decoder.refusals
     far = np.abs(found.astype(int) - np.stack([by_pillow(one, channels, RESIZED) for one in grey + coloured]))
@@ -143,7 +150,7 @@ def test_engines_and_torchvision_make_the_same_bytes(decoder: PictureDecoder, de
     encoded = ragged(16, 5)
     by_engines, failed = decoded(decoder, batch(encoded), (*RESIZED, 3))
     assert not failed, decoder.refusals
-    with closing(PictureDecoder(device, *RESIZED, 3, RESIZED, decode=nvjpeg.decoder(device, 3))) as theirs:
+    with closing(PictureDecoder(device, RECIPE, decode=nvjpeg.decoder(device, 3))) as theirs:
         by_torchvision, failed = decoded(theirs, batch(encoded), (*RESIZED, 3))
     assert not failed, theirs.refusals
     np.testing.assert_array_equal(by_engines, by_torchvision)
@@ -152,7 +159,7 @@ def test_engines_and_torchvision_make_the_same_bytes(decoder: PictureDecoder, de
 def test_portions_of_a_batch_give_the_same_rows(device: torch.device, decoder: PictureDecoder) -> None:
     encoded = ragged(48, 1)
     whole, _ = decoded(decoder, batch(encoded), (*RESIZED, 3))
-    with closing(PictureDecoder(device, *RESIZED, 3, RESIZED, at_once_bytes=1 << 20)) as little:
+    with closing(PictureDecoder(device, RECIPE, at_once_bytes=1 << 20)) as little:
         found, _ = decoded(little, batch(encoded), (*RESIZED, 3))
     np.testing.assert_array_equal(found, whole)
 
@@ -175,8 +182,7 @@ def test_only_damaged_pictures_fail(decoder: PictureDecoder) -> None:
 
 def header_size(encoded: bytes) -> tuple[int, int] | None:
     """Height and width; None if readers see from the header that the device must not get it."""
-    recipe = Recipe(channels=3, resize=RESIZED, center_crop=None, size=RESIZED)
-    row = left_encoded(encoded, recipe)
+    row = left_encoded(encoded, RECIPE)
     return None if row is None else (row.height, row.width)
 
 
@@ -260,7 +266,7 @@ def test_two_threads_make_the_same_bytes_as_one(device: torch.device, decoder: P
     def work(first: int) -> list[tuple[int, torch.Tensor]]:
         rows = [torch.zeros(16, *RESIZED, 3, dtype=torch.uint8, device=device) for _ in range(30)]
         torch.cuda.synchronize(device)
-        with closing(PictureDecoder(device, *RESIZED, 3, RESIZED)) as mine:
+        with closing(PictureDecoder(device, RECIPE)) as mine:
             for i, out in enumerate(rows):
                 assert mine.decode(batch(batches[(first + i) % 6]), out) == ()
         return [((first + i) % 6, out) for i, out in enumerate(rows)]
@@ -295,7 +301,7 @@ def test_memory_stays_within_its_bound(device: torch.device) -> None:
     encoded = [jpeg(image.resize((1900 + 60 * i, 1900 + 40 * i)), quality=40) for i in range(12)]
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(device)
-    with closing(PictureDecoder(device, *RESIZED, 3, RESIZED, at_once_bytes=32 << 20)) as decoder:
+    with closing(PictureDecoder(device, RECIPE, at_once_bytes=32 << 20)) as decoder:
         bound = before + decoder.memory_bytes + (64 << 20)  # single pictures here are up to 20 MB
         for _ in range(3):
             for one in encoded:
@@ -329,11 +335,9 @@ def test_the_kernel_computes_what_matrix_products_do(
     sizes = [(375, 500), (40, 33), (3000, 4000), (1080, 31), (224, 224)] + ([(1, 1), (2, 900)] if resized else [])
     pictures = [torch.randint(0, 256, (channels, *s), dtype=torch.uint8, generator=generator) for s in sizes]
     size, edge = (None, resized) if isinstance(resized, int) else (resized, None)
-    height, width = crop or size or (0, 0)
-    shaping = Shaping(
-        height=height,
-        width=width,
+    recipe = Recipe(
         channels=channels,
+        size=crop or size or (0, 0),
         resize=size,
         center_crop=crop,
         shortest_edge=edge,
@@ -342,10 +346,10 @@ def test_the_kernel_computes_what_matrix_products_do(
     parts = np.array([(h // 3, w // 4, h - h // 2, w - w // 2) for h, w in sizes], dtype=np.int32)
     for boxes in (None, parts):
         rows = np.arange(len(sizes))[::-1]
-        expected = torch.zeros(len(sizes), height, width, channels, dtype=torch.uint8)
+        expected = torch.zeros(len(sizes), *recipe.shape, dtype=torch.uint8)
         found = expected.to(device)
-        resize_into(expected, Planes.of(pictures), rows, shaping, boxes)
-        resize_into(found, Planes.of([p.to(device) for p in pictures]), rows, shaping, boxes)
+        resize_into(expected, Planes.of(pictures), rows, recipe, boxes)
+        resize_into(found, Planes.of([p.to(device) for p in pictures]), rows, recipe, boxes)
         far = (found.cpu().int() - expected.int()).abs()
         assert far.max() <= 1
         assert (far > 0).float().mean() < 0.01
@@ -353,7 +357,7 @@ def test_the_kernel_computes_what_matrix_products_do(
 
 def test_flat_pictures_stay_flat(device: torch.device) -> None:
     """Each of the 256 values, through all rounding. Only a picture that looks like blank memory is left to the host."""
-    with closing(PictureDecoder(device, 5, 7, 1, (5, 7))) as decoder:
+    with closing(PictureDecoder(device, Recipe(channels=1, size=(5, 7), resize=(5, 7)))) as decoder:
         flat = [jpeg(Image.new("L", (64, 48), value), quality=100) for value in range(256)]
         found, failed = decoded(decoder, batch(flat), (5, 7, 1))
     assert all(abs(row - BLANK) <= 1 for row in failed)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.engine import jpeg_engines, pictures
 from nimble_jobs.engine.jpeg_engines import BROKEN, OTHERS, TAKES, JpegEngines
 from nimble_jobs.engine.pictures import PictureDecoder
@@ -167,7 +168,7 @@ def test_only_engines_whose_work_is_done_are_left_to_others(monkeypatch: pytest.
     names = itertools.count()
     monkeypatch.setattr(jpeg_engines, "take", lambda *_: f"engines {next(names)}")
     monkeypatch.setattr(jpeg_engines, "give_back", left.append)
-    decoder = PictureDecoder(torch.device("cpu"), 8, 8, 3, (8, 8))
+    decoder = PictureDecoder(torch.device("cpu"), Recipe(channels=3, size=(8, 8), resize=(8, 8)))
     assert decoder._engines == "engines 0"  # before a job's clock starts
     monkeypatch.setattr(pictures, "able", lambda _: SimpleNamespace(streams=True))
     for name in ("device", "stream"):

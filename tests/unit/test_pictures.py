@@ -25,6 +25,10 @@ from tests.photographs import batch, by_pillow, damaged, jpeg, photographs
 CPU = torch.device("cpu")
 
 
+def resized(height: int, width: int) -> Recipe:
+    return Recipe(channels=3, size=(height, width), resize=(height, width))
+
+
 def rows(decoder: PictureDecoder, encoded: list[bytes | np.ndarray], size: tuple[int, int, int]) -> np.ndarray:
     out = torch.zeros(len(encoded), *size, dtype=torch.uint8)
     assert decoder.decode(batch(encoded), out) == ()
@@ -44,9 +48,16 @@ def test_rows_are_what_pillow_makes(
     encoded += [jpeg(photographs()["china"].convert("L")), jpeg(photographs()["coffee"].resize((51, 55)))]
     edge = resized if isinstance(resized, int) else None
     size = None if isinstance(resized, int) else resized
-    height, width = crop or size or (0, 0)
-    decoder = PictureDecoder(CPU, height, width, channels, size, crop, shortest_edge=edge, interpolation=interpolation)
-    found = rows(decoder, list(encoded), (height, width, channels)).astype(int)
+    recipe = Recipe(
+        channels=channels,
+        size=crop or size or (0, 0),
+        resize=size,
+        center_crop=crop,
+        shortest_edge=edge,
+        interpolation=interpolation,
+    )
+    decoder = PictureDecoder(CPU, recipe)
+    found = rows(decoder, list(encoded), recipe.shape).astype(int)
     kind = Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
     expected = np.stack([by_pillow(one, channels, resized, crop, kind) for one in encoded])
     if channels == 3:
@@ -59,12 +70,12 @@ def test_rows_are_what_pillow_makes(
 
 def test_the_smallest_picture_is_spread() -> None:
     one = jpeg(np.full((1, 1, 3), 77, dtype=np.uint8))
-    assert (rows(PictureDecoder(CPU, 5, 7, 3, (5, 7)), [one], (5, 7, 3)) == 77).all()
+    assert (rows(PictureDecoder(CPU, resized(5, 7)), [one], (5, 7, 3)) == 77).all()
 
 
 def test_a_damaged_picture_fails_alone() -> None:
     good = [jpeg(image.resize((60 + 3 * i, 50))) for i, image in enumerate(photographs().values())]
-    decoder = PictureDecoder(CPU, 32, 32, 3, (32, 32))
+    decoder = PictureDecoder(CPU, resized(32, 32))
     clean = rows(decoder, list(good), (32, 32, 3))
     out = torch.zeros(len(good), 32, 32, 3, dtype=torch.uint8)
     broken = [b"\xff\xd8\xff no picture" if i in (2, 5) else one for i, one in enumerate(good)]
@@ -81,7 +92,7 @@ def test_only_what_is_decoded_in_batches_reaches_the_device() -> None:
     turned[0x0112] = 6
     png = io.BytesIO()
     image.save(png, "PNG")
-    recipe = Recipe(channels=3, resize=(32, 32), center_crop=None, size=(32, 32))
+    recipe = resized(32, 32)
     taken = [jpeg(image), jpeg(image.convert("L")), jpeg(image, subsampling="4:4:4"), jpeg(image, optimize=True)]
     others = [
         jpeg(image, progressive=True),
@@ -99,7 +110,7 @@ def test_only_what_is_decoded_in_batches_reaches_the_device() -> None:
 
 def test_hundreds_of_damaged_pictures_only_fail() -> None:
     good = jpeg(photographs()["chelsea"].resize((64, 48)))
-    decoder = PictureDecoder(CPU, 16, 16, 3, (16, 16))
+    decoder = PictureDecoder(CPU, resized(16, 16))
     expected = rows(decoder, [good], (16, 16, 3))[0]
     out = torch.zeros(21, 16, 16, 3, dtype=torch.uint8)
     failures = 0
@@ -121,9 +132,9 @@ def test_a_picture_whose_size_does_not_fit_fails_before_it_is_decoded() -> None:
         return nvjpeg.decoder(CPU, 3)(spans)
 
     out = torch.zeros(3, 30, 40, 3, dtype=torch.uint8)
-    decoder = PictureDecoder(CPU, 30, 40, 3, decode=counts)
+    decoder = PictureDecoder(CPU, Recipe(channels=3, size=(30, 40)), decode=counts)
     assert decoder.decode(batch(encoded), out) == (1,)
-    small = PictureDecoder(CPU, 30, 40, 3, None, (30, 40), decode=counts)
+    small = PictureDecoder(CPU, Recipe(channels=3, size=(30, 40), center_crop=(30, 40)), decode=counts)
     assert small.decode(batch(encoded), out) == (1,)
     assert asked == [2, 2]
     assert decoder.refusals == small.refusals == {"its size does not fit": 1}
@@ -131,7 +142,7 @@ def test_a_picture_whose_size_does_not_fit_fails_before_it_is_decoded() -> None:
 
 def test_a_header_that_gives_another_size_than_the_decoder_fails() -> None:
     encoded = [jpeg(photographs()["china"].resize((40, 30)))] * 2
-    decoder = PictureDecoder(CPU, 8, 8, 3, (8, 8))
+    decoder = PictureDecoder(CPU, resized(8, 8))
     out = torch.zeros(2, 8, 8, 3, dtype=torch.uint8)
     assert decoder.decode(batch(encoded, [(30, 40), (40, 30)]), out) == (1,)
 
@@ -141,7 +152,7 @@ def test_what_holds_pixels_already_is_copied() -> None:
     rng = np.random.default_rng(0)
     pixels = [rng.integers(0, 256, (8, 9, 3), dtype=np.uint8) for _ in range(4)]
     one = jpeg(photographs()["flower"].resize((20, 20)))
-    decoder = PictureDecoder(CPU, 8, 9, 3, (8, 9))
+    decoder = PictureDecoder(CPU, resized(8, 9))
     alone = rows(decoder, [one], (8, 9, 3))[0]
     found = rows(decoder, [pixels[0], pixels[1], one, pixels[2], one, one, pixels[3]], (8, 9, 3))
     np.testing.assert_array_equal(found, np.stack([*pixels[:2], alone, pixels[2], alone, alone, pixels[3]]))
@@ -152,7 +163,7 @@ def test_pixels_are_found_wherever_their_spans_lie() -> None:
     rng = np.random.default_rng(0)
     pixels = [rng.integers(0, 256, (8, 9, 3), dtype=np.uint8) for _ in range(4)]
     one = jpeg(photographs()["flower"].resize((20, 20)))
-    decoder = PictureDecoder(CPU, 8, 9, 3, (8, 9))
+    decoder = PictureDecoder(CPU, resized(8, 9))
     alone = rows(decoder, [one], (8, 9, 3))[0]
     packed = batch([pixels[0], pixels[1], b"a gap", pixels[3], pixels[2], one], [(8, 9)] * 5 + [(20, 20)])
     order = [0, 5, 1, 3, 4]
@@ -164,14 +175,14 @@ def test_pixels_are_found_wherever_their_spans_lie() -> None:
 
 def test_little_memory_means_more_calls_and_the_same_rows() -> None:
     encoded: list[bytes | np.ndarray] = [jpeg(image.resize((100, 80))) for image in photographs().values()]
-    whole = rows(PictureDecoder(CPU, 16, 16, 3, (16, 16)), encoded, (16, 16, 3))
+    whole = rows(PictureDecoder(CPU, resized(16, 16)), encoded, (16, 16, 3))
     calls: list[int] = []
 
     def counts(spans: list[torch.Tensor]) -> list[torch.Tensor]:
         calls.append(len(spans))
         return nvjpeg.decoder(CPU, 3)(spans)
 
-    little = PictureDecoder(CPU, 16, 16, 3, (16, 16), decode=counts, at_once_bytes=2 * 100 * 80 * 3)
+    little = PictureDecoder(CPU, resized(16, 16), decode=counts, at_once_bytes=2 * 100 * 80 * 3)
     np.testing.assert_array_equal(rows(little, encoded, (16, 16, 3)), whole)
     assert calls == [2, 2, 2, 1]
 
@@ -182,7 +193,7 @@ def test_a_box_is_cut_out_before_it_is_resized() -> None:
     decoded = Image.fromarray(by_pillow(encoded, 3, None))
     boxes = np.array([(10, 20, 200, 300), (0, 0, 512, 512), (511, 511, 1, 1)], dtype=np.int32)
     out = torch.zeros(3, 32, 24, 3, dtype=torch.uint8)
-    decoder = PictureDecoder(CPU, 32, 24, 3, (40, 40), (32, 24))
+    decoder = PictureDecoder(CPU, Recipe(channels=3, size=(32, 24), resize=(40, 40), center_crop=(32, 24)))
     assert decoder.decode(batch([encoded] * 3), out, boxes=boxes) == ()
     for row, (top, left, height, width) in zip(out.numpy(), boxes.tolist(), strict=True):
         part = decoded.crop((left, top, left + width, top + height)).resize((24, 32), Image.Resampling.BILINEAR)
@@ -193,7 +204,7 @@ def test_a_box_is_cut_out_before_it_is_resized() -> None:
 
 
 def test_rows_of_another_shape_are_a_mistake_of_the_caller() -> None:
-    decoder = PictureDecoder(CPU, 8, 8, 3, (8, 8))
+    decoder = PictureDecoder(CPU, resized(8, 8))
     one = batch([jpeg(photographs()["china"])])
     for out in (torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.zeros(1, 8, 8, 3)):
         with pytest.raises(ValueError, match="expected contiguous uint8"):
@@ -213,7 +224,7 @@ def test_memory_that_runs_out_is_no_fault_of_a_picture(text: str) -> None:
     def fails(_: list[torch.Tensor]) -> list[torch.Tensor]:
         raise RuntimeError(text)
 
-    decoder = PictureDecoder(CPU, 8, 8, 3, (8, 8), decode=fails)
+    decoder = PictureDecoder(CPU, resized(8, 8), decode=fails)
     with pytest.raises(OutOfMemory, match="not enough device memory to decode pictures"):
         decoder.decode(batch([jpeg(photographs()["china"])] * 3), torch.zeros(3, 8, 8, 3, dtype=torch.uint8))
 
@@ -235,8 +246,8 @@ def test_a_batch_too_large_for_the_memory_is_decoded_in_smaller_ones() -> None:
         return nvjpeg.decoder(CPU, 3)(spans)
 
     encoded: list[bytes | np.ndarray] = [jpeg(image.resize((40, 30))) for image in photographs().values()]
-    found = rows(PictureDecoder(CPU, 8, 8, 3, (8, 8), decode=two_fit), encoded, (8, 8, 3))
-    np.testing.assert_array_equal(found, rows(PictureDecoder(CPU, 8, 8, 3, (8, 8)), encoded, (8, 8, 3)))
+    found = rows(PictureDecoder(CPU, resized(8, 8), decode=two_fit), encoded, (8, 8, 3))
+    np.testing.assert_array_equal(found, rows(PictureDecoder(CPU, resized(8, 8)), encoded, (8, 8, 3)))
 
 
 def test_the_reason_is_said_where_pictures_cannot_be_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,9 +287,10 @@ def with_counts(tensor, scope):
     tensor.__index__ = lambda self: self.handle.data.item()  # numpy 2.4 makes no number of an array of one
 interpreter._patch_lang_tensor = with_counts
 np.seterr(all="ignore")  # places beyond the last one
+from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.engine import resize_triton
 from nimble_jobs.engine.blank import BLANK
-from nimble_jobs.engine.resize import Planes, Shaping, constants_of, resize_into
+from nimble_jobs.engine.resize import Planes, constants_of, fitting, lines, resize_into
 generator = torch.Generator().manual_seed(0)
 sizes = [(13, 21), (5, 6), (40, 9)]
 def cut(picture, box):
@@ -293,20 +305,20 @@ for channels in (3, 1):
         (dict(resize=(9, 7), interpolation="bicubic"), None, (9, 7), [(1, 1)]),
         (dict(shortest_edge=17, interpolation="bicubic"), (8, 9), (8, 9), [(3, 2)]),
     )[:: 2 if channels == 1 else 1]:
-        shaping = Shaping(height=size[0], width=size[1], channels=channels, center_crop=crop, **how)
-        fitting = [s for s in first + sizes if shaping.fits(np.array([s])).all()]
-        pictures = [torch.randint(0, 256, (channels, *s), dtype=torch.uint8, generator=generator) for s in fitting]
+        recipe = Recipe(channels=channels, size=size, center_crop=crop, **how)
+        chosen = [s for s in first + sizes if fitting(recipe, np.array([s])).all()]
+        pictures = [torch.randint(0, 256, (channels, *s), dtype=torch.uint8, generator=generator) for s in chosen]
         pictures[-1][:] = BLANK
-        boxes = np.array([(s[0] // 3, s[1] // 4, s[0] - s[0] // 2, s[1] - s[1] // 2) for s in fitting])
+        boxes = np.array([(s[0] // 3, s[1] // 4, s[0] - s[0] // 2, s[1] - s[1] // 2) for s in chosen])
         for these in (None, boxes)[: channels - 1 or 1]:
             rows = np.arange(len(pictures))[::-1]
             expected, found = torch.zeros(2, len(pictures) + 1, *size, channels, dtype=torch.uint8)
-            resize_into(expected, Planes.of(pictures), rows, shaping, these)
-            lines = torch.from_numpy(shaping.lines(Planes.of(pictures), rows, these))
+            resize_into(expected, Planes.of(pictures), rows, recipe, these)
+            table = torch.from_numpy(lines(recipe, Planes.of(pictures), rows, these))
             grid = (-(-size[0] * size[1] // 64), len(pictures))
             flags = torch.full((len(pictures),), 7, dtype=torch.uint8)
-            constants = constants_of(channels, 64, shaping.interpolation)
-            resize_triton.resize_ragged[grid](lines, found, flags, *size, **constants)
+            constants = constants_of(channels, 64, recipe.interpolation)
+            resize_triton.resize_ragged[grid](table, found, flags, *size, **constants)
             blank = [bool((p if these is None else cut(p, b)).eq(BLANK).all()) for p, b in zip(pictures, boxes)]
             assert flags.tolist() == blank, (flags, blank)
             far = (found.int() - expected.int()).abs()

@@ -18,7 +18,6 @@ LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "kernels/depthwise_triton.py:depthwise_activated": "a kernel takes every size and stride by itself",
     "kernels/depthwise_triton.py:depthwise_channels_last": "a kernel takes every size and stride by itself",
     "kernels/depthwise_triton.py:depthwise_contiguous": "a kernel takes every size and stride by itself",
-    "engine/pictures.py:__init__": "each parameter after the channels says how pictures are resized or decoded",
     "kernels/pointwise_triton.py:pointwise": "a kernel takes every size by itself",
     "kernels/product_gelu_triton.py:product_gelu": "a kernel takes every size by itself",
     "engine/resize_triton.py:resize_ragged": "a kernel takes every size and constant by itself",

@@ -9,6 +9,7 @@ import torch
 
 from nimble_jobs.data import Batch
 from nimble_jobs.data.buffers import Buffers
+from nimble_jobs.decoding.recipe import Recipe
 from nimble_jobs.engine.arrivals import Arrivals
 from nimble_jobs.engine.pictures import PictureDecoder
 from nimble_jobs.pictures import Pictures
@@ -18,11 +19,12 @@ from tests.photographs import batch, by_pillow, jpeg, photographs
 
 CPU = torch.device("cpu")
 SIZE = (24, 32)
+RECIPE = Recipe(channels=3, size=SIZE, resize=SIZE)
 
 
 def stage(redo: Redo, rows: int = 4) -> DeviceDecoding:
     arrivals = Arrivals((rows, *SIZE, 3), torch.uint8, CPU, in_flight=1)
-    return DeviceDecoding(redo, arrivals, Meter("decode"), lambda: PictureDecoder(CPU, *SIZE, 3, resize=SIZE))
+    return DeviceDecoding(redo, arrivals, Meter("decode"), lambda: PictureDecoder(CPU, RECIPE))
 
 
 def batch_of(pictures: Pictures, names: Sequence[str]) -> Batch:

@@ -217,7 +217,7 @@ class Intake:
         recipe = reader.recipe
         with self._lock:
             if recipe not in self._decoders:
-                self._decoders[recipe] = decoders(partial(PictureDecoder.of, self.device, recipe), _DECODERS)
+                self._decoders[recipe] = decoders(partial(PictureDecoder, self.device, recipe), _DECODERS)
             return self._decoders[recipe]
 
     def _on_stream(self) -> AbstractContextManager[object]:
