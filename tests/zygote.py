@@ -7,8 +7,8 @@ is a child of the worker like any other, with a process id, group, environment, 
 while this is its subreaper.
 
 A command that starts a worker, with `os.posix_spawn`, keeps one too, and has the worker forked from it. So do a
-worker's children and the processes that run tests: a training in them starts the processes of its other ranks with
-`subprocess`.
+worker's children and the processes that run tests: with `subprocess`, a training in them starts the processes of its
+other ranks, and a measurement those that measure.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ SPAWNED = "spawn_main"  # a word in the command of a process that `spawn` starts
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 FOLLOWER = "follower"  # the name of a process of another rank that was forked
 _WORKER = [sys.executable, "-P", "-m", "nimble_jobs.worker"]  # how the command of a worker begins
-# How the commands of other ranks begin.
-_RANKS = [
-    [sys.executable, "-m", "nimble_jobs.workloads.training.follower"],
-    [sys.executable, "-m", "tests.failing_rank"],
-]
+# The modules of processes that `subprocess` starts, with the names of those that were forked.
+_MODULES = {
+    "nimble_jobs.workloads.training.follower": FOLLOWER,
+    "tests.failing_rank": FOLLOWER,
+    "nimble_jobs.bench": "bench",
+}
 _HIGH = 512  # file descriptors from here on are not in use
 _LIMITS = [value for name, value in vars(resource).items() if name.startswith("RLIMIT_")]
 
@@ -121,14 +122,17 @@ def keep() -> tuple[dict[str, Any], list[int]] | None:
 
     def execute(words: Sequence[str | bytes], *given: Any) -> int:
         command = [os.fsdecode(word) for word in words]
-        if command[:3] not in _RANKS or os.environ.get("PYTHONPATH") != python_path:
+        name = _MODULES.get(command[2]) if command[:2] == [sys.executable, "-m"] else None
+        if name is None or os.environ.get("PYTHONPATH") != python_path:
             return int(cold_exec(words, *given))
-        kept, folder, environment, stdin, stdout, stderr, fails = (given[at] for at in (2, 3, 4, 5, 8, 10, 12))
+        numbers = (2, 3, 4, 5, 8, 10, 12, 14)
+        kept, folder, environment, stdin, stdout, stderr, fails, setsid = (given[at] for at in numbers)
         assert folder is None
         assert environment is None
         standard = [file if file >= 0 else number for number, file in enumerate((stdin, stdout, stderr))]
         inherited = [file for file in kept if file != fails]
-        return fork(standard, inherited, words=command[1:], environment=dict(os.environ), name=FOLLOWER)
+        how = {"words": command[1:], "environment": dict(os.environ), "name": name, "setsid": setsid}
+        return fork(standard, inherited, **how)
 
     subprocess._fork_exec = execute  # type: ignore[attr-defined]
     util.spawnv_passfds = start  # type: ignore[attr-defined]  # the stubs do not have it
