@@ -48,6 +48,10 @@ def job(folder: Path, fields: Sequence[str], *, texts: Sequence[str] = TEXTS, te
     return folder / "job.yaml"
 
 
+# By schedules, of which one for all lengths will do.
+BUILT = ("schedule.on_miss=build", "schedule.progressive=false", "input.text.buckets=[24]")
+
+
 def run(cli: Cli, path: Path, *more: str) -> list[dict[str, Any]]:
     answer = cli("run", str(path), *more)
     assert answer.code == 0, answer.err
@@ -103,7 +107,7 @@ def test_embeddings_as_the_spec_says(cli: Cli, tmp_path: Path) -> None:
     """A plain encoder; by a schedule, and in half precision, too."""
     write_bert(tmp_path / "m")
     path = job(tmp_path, ["id", "embedding"], pooling="cls", normalize=False, format="jsonl")
-    for more in ((), ("schedule.on_miss=build", "schedule.progressive=false")):
+    for more in ((), BUILT):
         for row, text in zip(run(cli, path, *more), TEXTS, strict=True):
             close(row["embedding"], alone(tmp_path, text)["last_hidden_state"][0])
     path = job(tmp_path, ["embedding"], pooling="mean", normalize=True)
@@ -118,7 +122,7 @@ def test_embeddings_of_a_checkpoint_without_a_pooler(cls: str, cli: Cli, tmp_pat
     write_bert(tmp_path / "m", cls=cls)
     path = job(tmp_path, ["id", "embedding"], pooling="mean")
     whole = getattr(pytest.importorskip("transformers"), cls).from_pretrained(tmp_path / "m").eval()
-    for more in ((), ("schedule.on_miss=build", "schedule.progressive=false")):
+    for more in ((), BUILT):
         for row, text in zip(run(cli, path, *more), TEXTS, strict=True):
             with torch.no_grad():
                 expected = whole.bert(torch.tensor([encoded(tmp_path, text).ids])).last_hidden_state[0].mean(dim=0)
