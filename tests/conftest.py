@@ -77,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     leftovers.sweep()
     os.environ.setdefault(ROUNDS, "20" if complete else "3")
     os.environ.setdefault(FAULTS, "200" if complete else "4")
-    os.environ.setdefault(TIMERS, "200" if complete else "2")
+    os.environ.setdefault(TIMERS, "200" if complete else "1")
     os.environ.setdefault(TROUBLE, "125" if complete else "4")
     if complete:
         os.environ[prefork.COLD] = "1"

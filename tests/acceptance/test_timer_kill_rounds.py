@@ -1,7 +1,7 @@
 """SIGKILL between any two SQL statements of eight processes that fire the same fifty timers: each tick has exactly one
 row, and each submitted tick exactly one job.
 
-NIMBLE_JOBS_TIMER_ROUNDS sets the number of rounds, two by default and two hundred with --all; NIMBLE_JOBS_KILL_SEED
+NIMBLE_JOBS_TIMER_ROUNDS sets the number of rounds, one by default and two hundred with --all; NIMBLE_JOBS_KILL_SEED
 the random moments. With NIMBLE_JOBS_KILL_DATABASE=postgresql the processes have two state folders over one database.
 docs/measurements/timer-kill-rounds.md holds what was measured.
 """

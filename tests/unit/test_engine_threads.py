@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from random import Random
 
 import pytest
@@ -15,11 +16,13 @@ from nimble_jobs.graph import check_plan, make_plan, single_stream
 from nimble_jobs.graph.memory import MemoryPlan, arena_users, plan_memory
 from nimble_jobs.graph.release import releases
 from nimble_jobs.schedule import Plan, Program, Sync
+from tests import prefork
 from tests.nets import NETS, SHAPE, bound_to, filling, net, recorded
 from tests.strategies import happens_before
 from tests.threads import overwrite_intermediates, random_delays, run_by_threads, syncs_of, without
 
-RUNS = 32  # of each network, plan and kind of memory: 1,152 in all
+# Of each network, plan and kind of memory: 1,152 in all with `--all`.
+RUNS = 32 if os.environ.get(prefork.COLD) else 8
 CAPS = (None, 2, 3)
 SEED = 5
 BRANCHED = [name for name in NETS if name != "dropouts"]
