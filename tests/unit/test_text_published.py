@@ -104,7 +104,7 @@ def test_a_training_that_cuts_no_text_leaves_the_side(
 @pytest.mark.parametrize("name", CASES)
 def test_the_folder_makes_the_tokens_of_the_training(name: str, store: Store, tmp_path: Path) -> None:
     lay_out_all(tmp_path)
-    changes = dict(CASES[name])
+    changes = {"input__text__buckets": [32], **CASES[name]}  # one length: this is not about buckets
     for field, scheme in (("input__text__tokenizer", ""), ("model__source", "transformers:")):
         if field in changes:
             changes[field] = f"{scheme}{tmp_path / changes[field]}"
