@@ -16,6 +16,7 @@ from tests import prefork
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 PAGES = sorted(page.stem for page in FOLDER.glob("*.md") if page.stem != "README")
 LIMIT_S = 240
+COMMAND = str(Path(sys.executable).with_name("nimble-jobs"))
 
 # A file to save (`Save this as NAME`, then a fence) or commands to type (a fence of kind sh).
 _PART = re.compile(r"[Ss]ave this as `([^`]+)`[^`]*```\w+\n(.*?)```|```sh\n(.*?)```", re.DOTALL)
@@ -49,11 +50,15 @@ PRINTED = {
 def lay_out_commands(folder: Path) -> None:
     """Commands of this environment whose processes are forked, unless all start cold."""
     folder.mkdir()
-    of_ours = Path(sys.executable).parent
-    for name, words in (("python", []), ("nimble-jobs", [str(of_ours / "nimble-jobs")])):
+    for name, words in (("python", []), ("nimble-jobs", [COMMAND])):
         command = folder / name
         command.write_text(f'#!/bin/sh\nexec {shlex.join([*prefork.words(), *words])} "$@"\n')
         command.chmod(0o755)
+
+
+def fork_in(script: str) -> str:
+    """A command that edits a printed script, which names ours by its path and so would start it cold."""
+    return shlex.join(["sed", "-i", f"s|exec {COMMAND} |exec {shlex.join([*prefork.words(), COMMAND])} |", script])
 
 
 def parts_of(page: Path) -> list[tuple[str | None, str]]:
@@ -70,7 +75,7 @@ def test_the_page_runs(name: str, tmp_path: Path) -> None:
     script = []
     for file, text in parts_of(FOLDER / f"{name}.md"):
         if file is None:
-            script.append(text)
+            script.append(text.replace("bash workers.sbatch\n", f"{fork_in('workers.sbatch')}\nbash workers.sbatch\n"))
         else:
             (folder / file).write_text(text)
     lay_out_commands(tmp_path / "bin")
