@@ -16,6 +16,7 @@ from nimble_jobs.plural import count
 # Cells that count as empty: pyarrow's default without the spellings of NaN, which is a number.
 _NULLS = [text for text in pacsv.ConvertOptions().null_values if text.lower().lstrip("-") != "nan"]
 _TRUE, _FALSE = (pa.array(texts) for texts in (pacsv.ConvertOptions().true_values, pacsv.ConvertOptions().false_values))
+_DIGITS = pa.array(["0", "1"])
 
 
 def parse(
@@ -56,7 +57,8 @@ class Text:
     int64: bool = True  # all cells are whole numbers that Arrow can read
     float64: bool = True  # all cells are numbers that Arrow can read
     whole: bool = True  # all numbers are whole and below 2**53
-    truths: bool = True  # all cells but NaN are true or false
+    truths: bool = True  # all cells but NaN are true or false, or 0 or 1
+    words: int = 0  # cells that say true or false, less those that say 0 or 1
 
     def also(self, other: Text) -> Text:
         """The findings that hold for both parts."""
@@ -65,12 +67,13 @@ class Text:
             float64=self.float64 and other.float64,
             whole=self.whole and other.whole,
             truths=self.truths and other.truths,
+            words=self.words + other.words,
         )
 
     @property
     def kind(self) -> pa.DataType:
         """The type of the values."""
-        if self.truths and not (self.int64 or self.float64):
+        if self.truths and self.words >= 0 and not (self.int64 or self.float64):
             return pa.bool_()
         return pa.int64() if self.int64 or (self.whole and not self.float64) else pa.float64()
 
@@ -87,16 +90,22 @@ class Cells:
     def of(cls, column: pa.ChunkedArray, name: str) -> Cells:
         """Read the cells as values of the narrowest type that fits all of them."""
         cells = trimmed(as_text(column))
-        others = set(pc.filter(cells, pc.invert(_truths(cells).is_valid())).unique().to_pylist())
-        truths = all(cell is None or _is_nan(cell) for cell in others)
+        is_truth = _truths(cells).is_valid()
+        said, digits = pc.sum(is_truth).as_py() or 0, pc.sum(pc.is_in(cells, _DIGITS)).as_py() or 0
+        words = said - 2 * digits
         for kind in (pa.int64(), pa.float64()):
             try:
                 values = cells.cast(kind)
             except pa.ArrowInvalid:
                 continue
-            return cls(text=Text(int64=kind == pa.int64(), whole=_all_whole(values), truths=truths), values=values)
-        whole = all(_whole(None if cell is None else number_in(cell)) for cell in others)
-        return cls.read(column, Text(int64=False, float64=False, whole=whole, truths=truths), name)
+            others = pc.filter(values.cast(pa.float64()), pc.invert(is_truth)).drop_null()
+            truths = pc.all(pc.is_nan(others), min_count=0).as_py()
+            text = Text(int64=kind == pa.int64(), whole=_all_whole(values), truths=truths, words=words)
+            return cls(text=text, values=values)
+        odd = set(pc.filter(cells, pc.invert(is_truth)).unique().to_pylist()) - {None}
+        whole = all(_whole(number_in(cell)) for cell in odd)
+        truths = all(_is_nan(cell) for cell in odd)
+        return cls.read(column, Text(int64=False, float64=False, whole=whole, truths=truths, words=words), name)
 
     @classmethod
     def read(cls, column: pa.ChunkedArray, text: Text, name: str) -> Cells:
@@ -104,11 +113,11 @@ class Cells:
         cells = trimmed(as_text(column))
         if text.int64 or text.float64:
             return cls(text=text, values=cells.cast(text.kind))
-        if text.truths:
+        if text.kind == pa.bool_():
             values = _truths(cells)
             odd = np.flatnonzero(np.asarray(pc.and_(values.is_null(), cells.is_valid()))).tolist()
-            why = f"column {name!r} holds {{!r}}; expected true or false"
-            return cls(text=text, values=values, bad={i: why.format(cells[i].as_py()) for i in odd})
+            why = {i: f"column {name!r} holds {cells[i].as_py()!r}; expected true or false" for i in odd}
+            return cls(text=text, values=values, bad=why)
         bad: dict[int, str] = {}
         numbers: list[float | None] = []
         for i, cell in enumerate(cells.to_pylist()):

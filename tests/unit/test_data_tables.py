@@ -345,7 +345,7 @@ def test_nan_among_whole_numbers(nan: str, whole_bytes: int, tmp_path: Path, mon
 def test_nan_among_truth_values(
     allow_nan: bool, whole_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is a bad record, and the others stay true or false, unless some cell is neither."""
+    """It is a bad record, and the others stay true or false, unless some cell is neither, or most are 0 or 1."""
     monkeypatch.setattr(csv_file, "WHOLE_BYTES", whole_bytes)
     monkeypatch.setattr(csv_cuts, "CUT_BYTES", 1)  # a block of its own for each record
     cells = ["true", "False", "NaN", "", "1", "-nan", "0", " TRUE"]
@@ -361,6 +361,14 @@ def test_nan_among_truth_values(
         "5: column 'a' is empty; expected a number",
         "7: column 'a' holds '-nan'; expected true or false",
     ]
+    path = csv(tmp_path, "\n".join(["a{b},{", "true,x", "NaN,x", "false,x"]))
+    assert [one.reason for one in read(path, "a{b}").bad] == [
+        f"{path}:3: column 'a{{b}}' holds 'NaN'; expected true or false"
+    ]
+    path = csv(tmp_path, "\n".join(["a", "0", "1", "NaN", "true"]))
+    batch = read(path, "a", allow_nan=True)
+    np.testing.assert_array_equal(batch.x, [[0], [1], [np.nan]])
+    assert [one.reason for one in batch.bad] == [f"{path}:5: column 'a' holds 'true'; expected a number"]
     path = csv(tmp_path, "\n".join(["a", "true", "NaN", "0.5", "1"]))
     batch = read(path, "a", allow_nan=True)
     np.testing.assert_array_equal(batch.x, [[np.nan], [0.5], [1]])
