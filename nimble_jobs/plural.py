@@ -28,9 +28,10 @@ def count(number: int, noun: str) -> str:
 
 
 def some(names: Sequence[object], most: int = 5) -> str:
-    """a, b, c; of many the first ones, and how many more there are."""
+    """a, b, c; of many the first ones, and how many more there are. Bytes that are no UTF-8 become `\\udcff`."""
     rest = len(names) - most
-    return ", ".join(map(str, names[:most])) + (f" and {rest:,} more" if rest > 0 else "")
+    shown = ", ".join(map(str, names[:most])).encode("utf-8", "backslashreplace").decode()
+    return shown + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def by(size: Sequence[int]) -> str:

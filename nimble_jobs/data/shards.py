@@ -50,14 +50,14 @@ class Shard(ShardCounts):
         return cls(**raw, files=files, bad=bad, not_finite=not_finite, forms=forms)
 
 
-def forms_of(shards: Mapping[int, Shard]) -> dict[str, Form]:
-    """The forms of the values of each field in all of these shards.
+def forms_of(shards: Mapping[int, Shard]) -> dict[str, tuple[Form, str]]:
+    """The forms of the values of each field in all of these shards, each with whose it is.
 
     Raises ModelError if two shards differ in one, which several attempts or devices must have made.
     """
-    found: dict[str, tuple[Form, int]] = {}
+    found: dict[str, tuple[Form, str]] = {}
     for index, shard in sorted(shards.items()):
         for name, form in shard.forms.items():
-            known, first = found.setdefault(name, (form, index))
-            check_form(name, form, known, f"shard {index}", f"shard {first}")
-    return {name: form for name, (form, _) in found.items()}
+            known, whose = found.setdefault(name, (form, f"shard {index}, which another attempt or device wrote"))
+            check_form(name, form, known, f"shard {index}", whose)
+    return found

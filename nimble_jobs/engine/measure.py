@@ -182,9 +182,11 @@ def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device)
         lanes = [stream, *(stack.enter_context(borrowed(device)) for _ in range(copies - 1))]
         for call in calls:
             for lane in lanes:
-                with torch.cuda.stream(lane):
-                    call()  # libraries choose algorithms
-                lane.synchronize()
+                try:
+                    with torch.cuda.stream(lane):
+                        call()  # libraries choose algorithms
+                finally:
+                    lane.synchronize()
             graphs.append(torch.cuda.CUDAGraph())
             with cleared_if_failed(device):
                 _capture_repeated(call, graphs[-1], pool, lanes)
@@ -263,26 +265,33 @@ def _beside(device: torch.device) -> Iterator[torch.cuda.Stream]:
 def _capture_repeated(
     call: Callable[[], object], graph: torch.cuda.CUDAGraph, pool: Any, lanes: Sequence[torch.cuda.Stream]
 ) -> None:
-    """Capture a call into one graph: on each stream many times, one after another. The first one is the current one."""
+    """Capture a call into one graph, on each stream many times, one after another. The first stream is the current one.
+
+    The streams take turns, so that calls which take turns with their weights read different ones side by side.
+    """
     first, *others = lanes
     first.synchronize()
     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
         for lane in others:
             lane.wait_stream(first)
-        for lane in lanes:
+        for lane in [*lanes] * _REPEATS:
             with torch.cuda.stream(lane):
-                for _ in range(_REPEATS):
-                    call()
-        for lane in others:
-            first.wait_stream(lane)
+                call()
+        _join(first, others)
     except BaseException as e:
-        with contextlib.suppress(*UNCAPTURED):  # the capture is broken already; the first error is raised below
-            graph.capture_end()
+        for end in (functools.partial(_join, first, others), graph.capture_end):
+            with contextlib.suppress(*UNCAPTURED):  # the capture is broken already; the first error is raised below
+                end()
         if not isinstance(e, UNCAPTURED):
             raise
         raise EngineError(f"a task cannot be captured: {str(e).splitlines()[0]}") from e
     graph.capture_end()
+
+
+def _join(first: torch.cuda.Stream, others: Sequence[torch.cuda.Stream]) -> None:
+    for lane in others:
+        first.wait_stream(lane)
 
 
 def _repeated_us(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:

@@ -30,13 +30,6 @@ class RandomStates:
             return "numpy.random"
         return None
 
-    def drawn(self) -> bool:
-        """Whether any random numbers have been drawn since."""
-        same = torch.equal(torch.get_rng_state(), self._torch)
-        if self._cuda is not None:
-            same = same and torch.equal(torch.cuda.get_rng_state(self._device), self._cuda)
-        return not same or self.changed() is not None
-
     def put_back(self) -> None:
         """Restore all random states."""
         torch.set_rng_state(self._torch)

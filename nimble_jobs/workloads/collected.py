@@ -39,8 +39,8 @@ class Wanted:
 class Collected:
     """Collects the batches of one or several shards that follow each other."""
 
-    def __init__(self, wanted: Wanted, forms: dict[str, Form]) -> None:
-        """`forms` of the values of each field, which other shards had; those that are new are added."""
+    def __init__(self, wanted: Wanted, forms: dict[str, tuple[Form, str]]) -> None:
+        """`forms` of the values of each field, and whose they are; those that are new are added."""
         self._columns = Columns(wanted.fields, wanted.classes, wanted.per_token, forms)
         self._indexes: list[np.ndarray] = []
         self._shortened: list[np.ndarray] = []

@@ -25,10 +25,10 @@ class Columns:
         fields: Sequence[str],
         names: Sequence[str] = (),
         per_token: Collection[str] = (),
-        forms: dict[str, Form] | None = None,
+        forms: dict[str, tuple[Form, str]] | None = None,
     ) -> None:
         """`names` of the classes, for top1_label and token_labels. `per_token`: outputs with a value for each token.
-        `forms` of the values of each field, which other shards had; those that are new are added.
+        `forms` of the values of each field, and whose they are; those that are new are added.
         """
         self._fields = tuple(fields)
         self._forms = {} if forms is None else forms
@@ -50,8 +50,7 @@ class Columns:
         field; a field that ranks scores has them if its largest score is not finite.
 
         Raises ModelError for a field that does not have one row per record, or not of the type and shape that it had
-        before,
-        DataError if the input has no labels or is no text.
+        before, and DataError if the input has no labels or is no text.
         """
         not_finite: dict[str, np.ndarray] = {}
         for field in self._fields:
@@ -64,7 +63,8 @@ class Columns:
             elif field in made:
                 column = self._of_outputs(field, _rows(field, made[field], len(ids), batch_size), tokens)
                 form = form_of(column)
-                check_form(field, form, self._forms.setdefault(field, form), "one batch", "another")
+                known, whose = self._forms.setdefault(field, (form, "an earlier batch"))
+                check_form(field, form, known, "this batch", whose)
                 self._parts[field].append(column)
                 not_finite[field] = _not_finite(column)
             else:

@@ -179,6 +179,10 @@ def test_in_a_crowd_calls_run_side_by_side(device: torch.device) -> None:
         (us,) = measure.kernel_times_us([called], device)
         with pytest.raises(EngineError, match="cannot be captured"):
             measure.kernel_times_us([lambda: x.sum().item()], device)
+        for last in (3, 4, 7):  # while it warms up, at the first call of the capture, and on its last stream
+            made = iter([x] * last)
+            with pytest.raises(StopIteration):
+                measure.kernel_times_us([lambda made=made: next(made) + 1], device)
     assert us > 0
     assert sorted(Counter(streams).values()) == [alone] * 4
     assert measure.kernel_times_us([called], device)[0] > 0

@@ -117,12 +117,17 @@ def differences(found: dict[str, bytes], expected: dict[str, bytes]) -> list[str
         lines = [files.get(name, b"").splitlines() for files in (found, expected)]
         if len(lines[0]) != len(lines[1]):
             said.append(f"{name}: {len(lines[0])} lines instead of {len(lines[1])}")
-        for mine, theirs in zip(*lines, strict=False):
-            if mine != theirs:
-                one, other = json.loads(mine), json.loads(theirs)
-                logits = np.abs(np.subtract(one.get("logits", 0), other.get("logits", 0)))
-                said.append(f"{name}: {one['id']}, {other['id']}: {(logits > 0).sum()} numbers, by {logits.max()}")
+        said += [f"{name}: {_difference(*both)}" for both in zip(*lines, strict=False) if both[0] != both[1]]
     return said
+
+
+def _difference(mine: bytes, theirs: bytes) -> str:
+    try:
+        one, other = json.loads(mine), json.loads(theirs)
+        logits = np.abs(np.subtract(one["logits"], other["logits"]))
+    except (ValueError, KeyError):
+        return f"{mine!r} instead of {theirs!r}"
+    return f"{one['id']} instead of {other['id']}: {(logits > 0).sum()} numbers, by up to {logits.max()}"
 
 
 def one_round(
@@ -145,7 +150,7 @@ def one_round(
         if job.state is not JobState.QUEUED:
             break
     assert job.state is JobState.SUCCEEDED, f"{told}: {job.error}, {reasons}"
-    assert job.schedule["runs"] == "schedule", told
+    assert (job.schedule["runs"], job.schedule["hit"]) == ("schedule", "stored"), told
     assert sound, told
     assert published(base) == expected, f"{told}: {differences(published(base), expected)}; {job.schedule}"
     until(lambda: not left_over(base))

@@ -141,6 +141,11 @@ def test_a_training_goes_on_with_the_numbers_of_the_head_that_it_takes_over(cli:
     [
         ({"id2label": {"0": "cow", "1": "bee"}}, ("cow", "bee"), None),
         ({"id2label": {"0": "cow", "1": "ant"}}, None, "although its classes are named cow, ant, not bee, cow"),
+        (
+            {"id2label": {"0": "cow", "1": "bee", "2": "cow"}},
+            None,
+            "although its classes are named cow, bee, cow, not bee, cow",
+        ),
         ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, None, None),
         ({"num_labels": 3}, None, None),
     ],

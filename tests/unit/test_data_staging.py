@@ -129,8 +129,8 @@ def test_shards_of_another_form_are_not_published_together(tmp_path: Path) -> No
     with pytest.raises(ModelError) as e:
         staged(output(tmp_path / "out", format_="npy"), "job", 2, basis="b").publish({}, shards=4)
     assert str(e.value) == (
-        "output.fields: 'z' has type float32 for records of shard 3 and float64 for those of shard 0; "
-        "expected one type for all records"
+        "output.fields: 'z' has type float32 for records of shard 3 and float64 for those of shard 0, which another "
+        "attempt or device wrote; expected one type for all records"
     )
     assert not (tmp_path / "out").exists()
 

@@ -41,7 +41,7 @@ from nimble_jobs.planner.keys.step import forward_parts
 from nimble_jobs.planner.lookup.stored import Material
 from nimble_jobs.planner.search import search as searching
 from nimble_jobs.planner.sources import source as sources
-from nimble_jobs.planner.sources.source import AS_GIVEN, Source, Variants, record_source
+from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Source, Variants, record_source
 from nimble_jobs.planner.step import record as step_record
 from nimble_jobs.planner.step.target import StepTarget
 from nimble_jobs.schedule import Schedule
@@ -153,7 +153,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     asked: list[dict[str, Any]] = []
 
     def compile_module(module: nn.Module, **named: Any) -> nn.Module:
-        asked.append(named)
+        asked.append({**named, "copies": measure.copies_at_once()})
         return module
 
     monkeypatch.setattr(sources, "compile_module", compile_module)
@@ -433,19 +433,22 @@ def test_sources_of_a_compiler_carry_what_is_off(monkeypatch: pytest.MonkeyPatch
     assert not [each.name for each in seen if "fused convolutions" in each.name]
 
 
+@pytest.mark.parametrize(("kernels", "copies"), [("epilogues", 1), ("crowded", 4)])
 def test_a_stored_schedule_is_recorded_again_with_the_same_off(
-    compiled: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, copies: int, compiled: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was off is stored with the kernels, and reaches the compiler's pass when they are compiled again."""
+    """What was off is stored with the kernels, and reaches the compiler's pass when they are compiled again. So does
+    how many copies of a task are timed at once.
+    """
     off = without(Kernel.SPLIT_K, Kernel.ATTENTION)
-    source = replace(OURS, without=off)
+    source = replace(OURS, kernels=kernels, without=off)
     monkeypatch.setattr(ForwardTarget, "further", lambda *_: [source])
     monkeypatch.setattr(measure, "time_us", _second_is_fastest())
     module, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU()).eval(), torch.randn(2, 3)
     options = BuildOptions(streams=1, without=off, eager="reference")
     built = build_best(module, {"x": x}, "key", options, CPU)
     built.close()
-    assert built.schedule.kernels == "epilogues"
+    assert built.schedule.kernels == kernels
     assert [asked["last"] for asked in compiled] == [off]
     schedule = Schedule.from_json(built.schedule.to_json())
     assert schedule.without == ("attention", "split-k")
@@ -457,6 +460,7 @@ def test_a_stored_schedule_is_recorded_again_with_the_same_off(
         instance.close()
     assert [asked["last"] for asked in compiled] == [off, off]
     assert [asked["compiled_before"] for asked in compiled] == [False, True]
+    assert [asked["copies"] for asked in compiled] == [copies, copies]
 
 
 IN_ANOTHER_PROCESS = """

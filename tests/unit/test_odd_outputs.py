@@ -183,12 +183,12 @@ def test_outputs_that_have_the_names_of_ranks() -> None:
         (
             "return {'z': x[:, :1 + int(x[0, 0]) // 2 % 2]}",
             "z",
-            "'z' has shape [2] for records of one batch and [1] for those of another; expected one shape for all",
+            "'z' has shape [2] for records of this batch and [1] for those of an earlier batch; expected one shape",
         ),
         (
             "return {'z': x[:, :1 + int(x[0, 0]) // 4 % 2]}",
             "z",
-            "'z' has shape [2] for records of one batch and [1] for those of another; expected one shape for all",
+            "'z' has shape [2] for records of this batch and [1] for those of an earlier batch; expected one shape",
         ),
     ],
     ids=["complex", "complex scores", "sparse", "nested", "empty", "no classes", "another width", "in another shard"],
@@ -213,7 +213,8 @@ def test_outputs_unlike_those_of_an_earlier_attempt(
     job = ended(store, job)
     assert job.state is JobState.FAILED
     assert str(job.error).startswith(
-        f"output.fields: 'z' has {what} {now} for records of one batch and {before} for those of another; expected one"
+        f"output.fields: 'z' has {what} {now} for records of this batch and {before} for those of shard 0, which "
+        "another attempt or device wrote; expected one"
     )
 
 

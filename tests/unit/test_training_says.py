@@ -160,6 +160,8 @@ class Net(nn.Module):
 
 
 LAYER_DROP = """
+import random
+
 import torch
 from torch import nn
 
@@ -169,10 +171,12 @@ class Net(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(6))
         self.main, self.aux = nn.Linear(64, 4), nn.Linear(64, 4)
+        self.chance, self.calls = random.Random(0), 0
 
     def forward(self, x):
         x = x.flatten(1)
-        skipped = int(torch.randint(6, ())) if self.training else None
+        self.calls += 1
+        skipped = SKIPPED if self.training else None
         for number, layer in enumerate(self.layers):
             if number != skipped:
                 x = x + layer(x)
@@ -180,15 +184,19 @@ class Net(nn.Module):
 """
 
 
-def test_layers_that_a_step_skips_by_chance_are_trained(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "skipped"),
+    [("torch", "int(torch.randint(6, ()))"), ("own", "self.chance.randrange(6)"), ("turns", "self.calls % 6")],
+)
+def test_layers_that_a_step_skips_are_trained(name: str, skipped: str, folder: Path) -> None:
     """Each step skips one; only weights that no trial step trains are named."""
-    (folder / "layer_drop.py").write_text(LAYER_DROP)
+    (folder / f"drop_{name}.py").write_text(LAYER_DROP.replace("SKIPPED", skipped))
     attempt = Attempt(
         spec_of(
             folder,
-            output="drop/net",
+            output=f"drop-{name}/net",
             schedule__on_miss="eager",
-            model__source=f"python:{folder}/layer_drop.py:Net",
+            model__source=f"python:{folder}/drop_{name}.py:Net",
             train__epochs=1,
         )
     )
@@ -207,7 +215,7 @@ def test_weights_that_no_step_trains(folder: Path) -> None:
     attempt = Attempt(spec)
     attempt.run()
     assert attempt.said("untrained") == [
-        "in a trial step the loss did not depend on 2 weights, such as aux.weight; "
+        "in 8 trial steps the loss did not depend on 2 weights, such as aux.weight; "
         "what gets no gradient is published as it began"
     ]
     frozen = spec_of(

@@ -139,8 +139,8 @@ def _tried(ready: Setup, context: JobContext) -> tuple[str, ...]:
         context.event("not-repeatable", text, {"operators": list(varying)})
     if untrained := tried.untrained:
         weights = f"{count(len(untrained), 'weight')}, such as {untrained[0]}"
-        trials = "a trial step" if tried.steps == 1 else f"{tried.steps} trial steps"
-        text = f"in {trials} the loss did not depend on {weights}; what gets no gradient is published as it began"
+        what = f"in {setup.TRIALS} trial steps the loss did not depend on {weights}"
+        text = f"{what}; what gets no gradient is published as it began"
         context.event("untrained", text, {"weights": list(untrained)})
     return varying
 

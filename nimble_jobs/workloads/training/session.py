@@ -166,7 +166,7 @@ def number_as_head(spec: JobSpec, reader: Reader) -> tuple[tuple[str, ...] | Non
     if found.unnamed is not None:
         return None, f"{found.unnamed}; classes are numbered in alphabetical order"
     head = found.said
-    if set(names) <= set(head):
+    if set(names) <= set(head) and len(set(head)) == len(head):
         reader.number_labels(head)
         lacking = [name for name in head if name not in names]
         said = f"no record has the label {some(lacking)}, a class that is named beside the weights" if lacking else None

@@ -19,7 +19,6 @@ from torch import nn
 from nimble_jobs.data import BadRecord, Batch, Reader
 from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.private.modules import WithStatistics
-from nimble_jobs.engine.random_states import RandomStates
 from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.engine.step import differentiate
 from nimble_jobs.errors import DataError, ModelError
@@ -39,7 +38,7 @@ from nimble_jobs.workloads.heads import logits_of
 from nimble_jobs.workloads.training.batches.lots import Checks
 from nimble_jobs.workloads.training.step.losses import loss_name, make_loss, takes_names
 
-_TRIALS = 8  # steps after which a layer that is skipped half of the time has been used, but for 1 of 256 cases
+TRIALS = 8  # steps after which a layer that is skipped half of the time has been used, but for 1 of 256 cases
 _NORMS = (WithStatistics, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
@@ -264,16 +263,15 @@ class Tried:
     """What steps in eager have shown."""
 
     varying: tuple[str, ...]  # operators whose results may differ from run to run, so that no resume is exact
-    untrained: tuple[str, ...]  # parameters that got no gradient in any of them
-    steps: int
+    untrained: tuple[str, ...]  # parameters that got no gradient in any of `TRIALS` steps
 
 
 def try_step(request: StepRequest) -> Tried:
     """Run the step in eager, forward and backward; everything is restored afterwards. Torch knows which operators vary
-    on its device. A step that draws random numbers may have skipped layers by chance, so it is run up to `_TRIALS`
-    times if parameters got no gradient.
+    on its device. A step may skip layers, by chance or in turn, so it is run up to `TRIALS` times if parameters got no
+    gradient.
     """
-    device, steps = request.x.device, 0
+    device = request.x.device
     objective, untrained = Objective(request, device), set(request.parameters)
     with (
         as_in_training(device),
@@ -282,17 +280,16 @@ def try_step(request: StepRequest) -> Tried:
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
-        states = RandomStates(device)
-        while steps == 0 or (untrained and steps < _TRIALS and states.drawn()):
+        for _ in range(TRIALS):
             loss, _ = objective(request.x, request.y)
             one = {"loss": torch.ones_like(loss)}
             untrained -= differentiate({"loss": loss}, request.parameters, one, accumulate=True).keys()
-            steps += 1
+            if not untrained:
+                break
     matches = [re.match(VARIES, str(warning.message)) for warning in caught]
     return Tried(
         varying=tuple(sorted({match[1] for match in matches if match is not None})),
         untrained=tuple(name for name in request.parameters if name in untrained),
-        steps=steps,
     )
 
 
