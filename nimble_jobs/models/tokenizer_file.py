@@ -73,7 +73,7 @@ def _or_file(folder: Path) -> str:
 def _opened(folder: Path, model: Path | None = None) -> Any:
     """The tokenizer in a folder as transformers opens it, with the configuration in the folder `model`, if given."""
     if importlib.util.find_spec("transformers") is None:
-        raise ModelError(missing_package("transformers"))
+        raise ModelError(missing_package("transformers") + _or_file(folder))
     for member in folder.iterdir():  # the library opens them by name, and would wait forever on a named pipe
         if member.exists() and not member.is_dir():
             existing(member)

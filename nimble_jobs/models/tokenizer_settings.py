@@ -14,16 +14,27 @@ CONFIG = "tokenizer_config.json"
 # With these classes of transformers, tokenizer.json says how texts are split. All others do that themselves, with their
 # own settings: `do_lower_case` and `keep_accents` of ALBERT, `legacy` and `add_prefix_space` of Llama, and so on.
 _AS_WRITTEN = frozenset({"PreTrainedTokenizer", "TokenizersBackend", "PythonBackend"})
-# What these make of their settings is known. The class is that of the model's type if no file names one.
-_LIKE_BERT = frozenset(
-    {"BertTokenizer", "DistilBertTokenizer", "MPNetTokenizer", "bert", "distilbert", "mpnet", "None"}
-)
-_OVER_BYTES = frozenset({"RobertaTokenizer", "GPT2Tokenizer", "roberta", "gpt2", "None"})
+# What these make of their settings is known. The class is that of the model's type if no file names one; "None" if that
+# is unknown, too. Each with the special tokens that it has if no file names others.
+_OF_WORDS = {f"{name.lower()}_token": f"[{name}]" for name in ("CLS", "SEP", "UNK", "PAD", "MASK")}
+_OF_PIECES = {"cls_token": "<s>", "sep_token": "</s>", "pad_token": "<pad>", "mask_token": "<mask>"}
+_LIKE_BERT: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(("BertTokenizer", "bert", "DistilBertTokenizer", "distilbert"), _OF_WORDS),
+    **{key: {**_OF_PIECES, "unk_token": "[UNK]"} for key in ("MPNetTokenizer", "mpnet")},
+    "None": {},
+}
+_OVER_BYTES: Mapping[str, Mapping[str, str]] = {
+    **{key: {**_OF_PIECES, "unk_token": "<unk>"} for key in ("RobertaTokenizer", "roberta")},
+    **dict.fromkeys(("GPT2Tokenizer", "gpt2"), dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")),
+    "None": {},
+}
+_LONGEST_WORD = 100  # characters, with which WordPiece's classes build the model
 _OF_BERT = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
+_WORD = re.compile(r'"max_input_chars_per_word":\s*(\d+)')
 _MODEL = re.compile(r'"model":\s*\{\s*"type":\s*"(\w+)"')
 _DEFAULTS = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}  # of BERT's kind
 
@@ -36,24 +47,38 @@ def overruled(data: bytes, folder: Path) -> bool:
     text, settings = data.decode(errors="replace"), read_settings(folder / CONFIG)
     if '"model"' not in text:
         return False  # it is no tokenizer, as whoever opens it will say
-    if _adds_ends(settings) not in (None, _ends(_part(text, "post_processor"))):
+    processor, added = _part(text, "post_processor"), _part(text, "added_tokens")
+    if _adds_ends(settings) not in (None, _ends(processor)) or settings.get("split_special_tokens"):
         return True
-    if _adds_tokens(folder, settings, _part(text, "added_tokens")):
+    parsed = [one for one in added if isinstance(one, dict)] if isinstance(added, list) else []
+    own = {one["content"]: one for one in parsed if isinstance(one.get("content"), str)}
+    if _adds_tokens(folder, settings, own):
         return True
     config = read_settings(folder / "config.json")
     named = settings.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type")
-    named = str(named).removesuffix("Fast")  # "None" if no file says anything
+    named = str(named).removesuffix("Fast")
     if named in _AS_WRITTEN:
         return False
     normalizers, splits = (list(_pieces(_part(text, name))) for name in ("normalizer", "pre_tokenizer"))
     kinds = [*(piece["type"] for piece in (*normalizers, *splits)), *_MODEL.findall(text)]
     if named in _LIKE_BERT and kinds == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]:
-        wanted = {own: settings.get(name, _DEFAULTS[name]) for name, own in _OF_BERT.items()}
-        return any(normalizers[0].get(own) != value for own, value in wanted.items())
-    if named in _OVER_BYTES and kinds == ["ByteLevel", "BPE"]:
+        wanted = {part: settings.get(name, _DEFAULTS[name]) for name, part in _OF_BERT.items()}
+        if any(normalizers[0].get(part) != value for part, value in wanted.items()):
+            return True
+        longest = _WORD.search(text)
+        defaults = _LIKE_BERT[named]
+        as_class = longest is not None and int(longest[1]) == _LONGEST_WORD
+    elif named in _OVER_BYTES and kinds == ["ByteLevel", "BPE"]:
         prefix = bool(settings.get("add_prefix_space", False))
-        return bool(splits[0].get("add_prefix_space")) is not prefix or splits[0].get("use_regex") is False
-    return named != "None"  # of any other class transformers alone knows
+        if bool(splits[0].get("add_prefix_space")) is not prefix or splits[0].get("use_regex") is False:
+            return True
+        defaults, as_class = _OVER_BYTES[named], True
+    else:
+        return named != "None"  # of any other class transformers alone knows
+    tokens = {role: _named(folder, settings, role, default) for role, default in defaults.items()}
+    ends = [tokens[role] for role in ("cls_token", "sep_token") if role in tokens]
+    framed = _is_framed(processor, ends, twice=defaults.get("cls_token") == "<s>")
+    return bool(tokens) and not (as_class and framed and own.keys() >= set(tokens.values()))
 
 
 def named_padding(folder: Path) -> str | None:
@@ -74,14 +99,14 @@ def cuts_start(data: bytes, folder: Path) -> bool:
     return str(side).lower() == "left"
 
 
-def _adds_tokens(folder: Path, settings: Mapping[str, Any], added: Any) -> bool:
-    """Whether files beside a tokenizer.json name special tokens that are not among those `added` there, or differ."""
-    own = {one.get("content"): one for one in added if isinstance(one, dict)} if isinstance(added, list) else {}
+def _adds_tokens(folder: Path, settings: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether files beside a tokenizer.json name special tokens that are not among its `own`, or differ from them."""
     named = {**read_settings(folder / "special_tokens_map.json"), **settings}
     tokens = [value for name, value in named.items() if name.endswith("_token")]
     for name in ("additional_special_tokens", "extra_special_tokens"):
-        more = named.get(name) or []
-        tokens += list(more.values()) if isinstance(more, dict) else more
+        more = named.get(name)
+        tokens += list(more.values()) if isinstance(more, dict) else more if isinstance(more, list) else []
+    tokens += read_settings(folder / "added_tokens.json")
     contents = [token.get("content") if isinstance(token, dict) else token for token in tokens]
     if any(isinstance(content, str) and content not in own for content in contents):
         return True
@@ -91,6 +116,40 @@ def _adds_tokens(folder: Path, settings: Mapping[str, Any], added: Any) -> bool:
         {name: value for name, value in known.get(number, {}).items() if name != "id"} != token
         for number, token in decoder.items()
     )
+
+
+def _named(folder: Path, settings: Mapping[str, Any], name: str, default: str) -> str:
+    """A special token as the files of a tokenizer's folder name it."""
+    for found in (settings.get(name), read_settings(folder / "special_tokens_map.json").get(name)):
+        found = found.get("content") if isinstance(found, dict) else found
+        if isinstance(found, str):
+            return found
+    return default
+
+
+def _is_framed(processor: Any, ends: list[str], *, twice: bool) -> bool:
+    """Whether a post-processor puts these special tokens before and behind a text, and the second one also between the
+    texts of a pair, once or `twice`. Without two tokens it must put none.
+    """
+
+    def special(token: str, of: int = 0) -> dict[str, Any]:
+        return {"SpecialToken": {"id": token, "type_id": of}}
+
+    def text(name: str, of: int = 0) -> dict[str, Any]:
+        return {"Sequence": {"id": name, "type_id": of}}
+
+    kind = processor.get("type") if isinstance(processor, dict) else None
+    second = 0 if twice else 1
+    single, pair = [text("A")], [text("A"), text("B", second)]
+    if len(ends) == 2:
+        first, last = ends
+        if kind == ("RobertaProcessing" if twice else "BertProcessing"):
+            return [processor.get(name, [None])[0] for name in ("cls", "sep")] == ends
+        single = [special(first), *single, special(last)]
+        pair = [*single, *([special(last)] if twice else []), pair[1], special(last, second)]
+    elif kind in (None, "ByteLevel"):
+        return True
+    return kind == "TemplateProcessing" and (processor.get("single"), processor.get("pair")) == (single, pair)
 
 
 def _adds_ends(settings: Mapping[str, Any]) -> tuple[bool, bool] | None:

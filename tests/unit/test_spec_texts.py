@@ -64,7 +64,11 @@ def test_a_file_that_is_too_large_is_a_problem_of_the_spec(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "kind", ["roberta-prelayernorm", "xmod", "luke", "ibert", "lilt", "layoutlmv3", "markuplm", "altclip_text_model"]
+    "kind",
+    [
+        *("roberta-prelayernorm", "xmod", "luke", "ibert", "lilt", "layoutlmv3", "markuplm"),
+        *("altclip_text_model", "bridgetower_text_model", "clap_text_model"),
+    ],
 )
 def test_models_whose_positions_begin_behind_the_padding(tmp_path: Path, kind: str) -> None:
     rewrite(tmp_path / "config.json", model_type=kind, max_position_embeddings=66, pad_token_id=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any, Literal
 
@@ -95,7 +96,10 @@ def test_what_is_left_is_what_the_library_leaves(
     made = tokenizer(kind, template)
     rules = TokenRules(limit=limit, truncate=truncate, types=True, offsets=True)
     found = Tokenizer(made.to_str().encode(), rules, name="t")(texts)
+    without = Tokenizer(made.to_str().encode(), replace(rules, offsets=False), name="t")(texts)
     assert found.types is not None
+    assert without.types is not None
+    assert without.types.tolist() == found.types.tolist()
     assert found.offsets is not None
     known = [expected(made, text, limit, truncate) for text in texts]
     assert found.lengths.tolist() == [len(one) for one in known]

@@ -40,7 +40,7 @@ def test_a_prompt_that_leaves_no_room(limit: int, truncate: str, model: Path, tm
     """Each record would be cut to the prompt, lose a part of the prompt, or be bad."""
     expected = (
         f"input.text.prompt: the prompt has 6 tokens, special ones included, but a record has at most {limit} "
-        f"(input.text.max_length), which leaves none for the text; expected at most {limit - 1}"
+        f"(input.text.max_length), so it does not fit beside a text; expected at most {limit - 1}"
     )
     with pytest.raises(ModelError) as caught:
         opened(tmp_path, model, prompt=PROMPT, max_length=limit, truncate=truncate)

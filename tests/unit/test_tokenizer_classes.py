@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from nimble_jobs.data.text.tokenizer import Tokenizer, TokenRules
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.tokenizer_file import tokenizer_json
+from nimble_jobs.models.tokenizer_settings import overruled
 
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
@@ -142,6 +144,78 @@ def test_special_tokens_that_only_the_settings_name(settings: dict[str, Any], tm
     """transformers adds them, also to a tokenizer that it takes as it is written."""
     write(tmp_path, t5(), "t5", tokenizer_class="PreTrainedTokenizerFast", **settings)
     same(tmp_path)
+
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "dog", "<s>", "</s>", "<extra>"]
+PAIRS = [*("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"), *"thecasdog", "th", "the"]
+
+
+def saved(folder: Path, cls: str) -> dict[str, Any]:
+    """A tokenizer as its class saves it. Returns what tokenizer.json says."""
+    numbers = {token: number for number, token in enumerate(WORDS if cls == "BertTokenizer" else PAIRS)}
+    more = {} if cls == "BertTokenizer" else {"merges": [("t", "h"), ("th", "e")]}
+    getattr(transformers, cls)(vocab=numbers, **more).save_pretrained(folder)
+    found: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
+    return found
+
+
+def without(name: str) -> Callable[[dict[str, Any]], None]:
+    return lambda made: made.update(added_tokens=[one for one in made["added_tokens"] if one["content"] != name])
+
+
+@pytest.mark.parametrize("cls", ["BertTokenizer", "RobertaTokenizer", "GPT2Tokenizer"])
+def test_files_that_their_class_saved_are_taken_as_they_are(cls: str, tmp_path: Path) -> None:
+    """To open them with transformers would take longer."""
+    saved(tmp_path, cls)
+    assert not overruled((tmp_path / "tokenizer.json").read_bytes(), tmp_path)
+    same(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cls", "change", "files"),
+    [
+        ("BertTokenizer", None, {"tokenizer_config": {"cls_token": "[MASK]"}}),
+        ("RobertaTokenizer", None, {"special_tokens_map": {"cls_token": "</s>"}}),
+        ("BertTokenizer", lambda made: made["post_processor"]["single"].pop(0), {}),
+        ("RobertaTokenizer", lambda made: made.update(post_processor=None), {}),
+        ("BertTokenizer", without("[MASK]"), {}),
+        ("RobertaTokenizer", without("<mask>"), {}),
+        ("GPT2Tokenizer", without("<|endoftext|>"), {}),
+        ("BertTokenizer", lambda made: made["model"].update(max_input_chars_per_word=2), {}),
+        ("BertTokenizer", None, {"added_tokens": {"<extra>": 11}}),
+        ("GPT2Tokenizer", None, {"tokenizer_config": {"split_special_tokens": True}}),
+    ],
+)
+def test_what_a_class_makes_of_an_odd_file(
+    cls: str, change: Callable[[dict[str, Any]], object] | None, files: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Its own template, tokens and longest word, whatever the file says."""
+    made = saved(tmp_path, cls)
+    if change is not None:
+        change(made)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(made))
+    for name, more in files.items():
+        path = tmp_path / f"{name}.json"
+        before = json.loads(path.read_text()) if path.exists() else {}
+        if name == "special_tokens_map":
+            settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+            settings.pop("cls_token")
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        path.write_text(json.dumps(before | more))
+    assert overruled((tmp_path / "tokenizer.json").read_bytes(), tmp_path)
+    same(tmp_path)
+
+
+@pytest.mark.parametrize("odd", [True, 3, "<extra>", [["x"]]])
+def test_special_tokens_that_are_no_list(odd: object, tmp_path: Path) -> None:
+    """What transformers makes of them is its matter."""
+    saved(tmp_path, "BertTokenizer")
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "additional_special_tokens": odd}))
+    made = (tmp_path / "tokenizer.json").read_bytes()
+    assert not overruled(made, tmp_path)
+    odd_added = json.dumps({**json.loads(made), "added_tokens": [{"content": {}}, 1]}).encode()
+    assert overruled(odd_added, tmp_path)
 
 
 def test_a_tokenizer_alone_is_taken_as_it_is(tmp_path: Path) -> None:

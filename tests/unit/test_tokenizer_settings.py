@@ -154,7 +154,8 @@ def test_settings_that_agree_need_no_transformers(tmp_path: Path, monkeypatch: p
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": False, "strip_accents": None}
     write_wordpiece(tmp_path, settings, lowercase=False)
     assert tokenizer_json(tmp_path) == (tmp_path / "tokenizer.json").read_bytes()
-    write_bytes(tmp_path, {"add_prefix_space": True, "add_bos_token": False}, kind="gpt2", prefix=True)
+    ends = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    write_bytes(tmp_path, {"add_prefix_space": True, "add_bos_token": False, **ends}, kind="gpt2", prefix=True)
     assert tokenizer_json(tmp_path) == (tmp_path / "tokenizer.json").read_bytes()
     rewrite(tmp_path / "tokenizer_config.json", add_prefix_space=False)
     with pytest.raises(AssertionError, match="transformers is asked"):

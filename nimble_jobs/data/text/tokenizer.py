@@ -190,7 +190,8 @@ class Tokenizer:
 
     def _whole_texts(self, texts: Sequence[Text | None]) -> Tokens:
         ready = [self._ready(text) for text in texts]
-        encode = self._whole.encode_batch if self.rules.offsets else self._whole.encode_batch_fast
+        exact = self.rules.offsets or self.rules.types  # the fast way has no offsets, and may lose the types of pairs
+        encode = self._whole.encode_batch if exact else self._whole.encode_batch_fast
         bad: dict[int, str] = {}
         ids: list[Sequence[int]] = []
         types: list[Sequence[int]] = []

@@ -135,7 +135,7 @@ def _check_room(tokenizer: Tokenizer, text: TextSpec) -> None:
         which = "the model's default prompt" if text.prompt is None and text.prompt_name is None else "the prompt"
         raise ModelError(
             f"{field}: {which} has {taken} tokens, special ones included, but a record has at most {limit} "
-            f"(input.text.max_length), which leaves none for the text; expected at most {limit - 1}"
+            f"(input.text.max_length), so it does not fit beside a text; expected at most {limit - 1}"
         )
 
 
