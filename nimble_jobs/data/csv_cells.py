@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,6 @@ from nimble_jobs.plural import count
 
 # Cells that count as empty: pyarrow's default without the spellings of NaN, which is a number.
 _NULLS = [text for text in pacsv.ConvertOptions().null_values if text.lower().lstrip("-") != "nan"]
-_TRUE, _FALSE = (pa.array(texts) for texts in (pacsv.ConvertOptions().true_values, pacsv.ConvertOptions().false_values))
-_DIGITS = pa.array(["0", "1"])
 
 
 def parse(
@@ -91,15 +90,15 @@ class Cells:
         """Read the cells as values of the narrowest type that fits all of them."""
         cells = trimmed(as_text(column))
         is_truth = _truths(cells).is_valid()
-        said, digits = pc.sum(is_truth).as_py() or 0, pc.sum(pc.is_in(cells, _DIGITS)).as_py() or 0
+        said, digits = pc.sum(is_truth).as_py() or 0, pc.sum(pc.is_in(cells, _spelled()[2])).as_py() or 0
         words = said - 2 * digits
         for kind in (pa.int64(), pa.float64()):
             try:
                 values = cells.cast(kind)
             except pa.ArrowInvalid:
                 continue
-            others = pc.filter(values.cast(pa.float64()), pc.invert(is_truth)).drop_null()
-            truths = pc.all(pc.is_nan(others), min_count=0).as_py()
+            others = pc.filter(values, pc.invert(is_truth)).drop_null()
+            truths = pc.all(pc.is_nan(others), min_count=0).as_py()  # of whole numbers none is
             text = Text(int64=kind == pa.int64(), whole=_all_whole(values), truths=truths, words=words)
             return cls(text=text, values=values)
         odd = set(pc.filter(cells, pc.invert(is_truth)).unique().to_pylist()) - {None}
@@ -162,9 +161,16 @@ def is_number(cell: str) -> bool:
     return number_in(cell) is not None
 
 
+@functools.cache
+def _spelled() -> tuple[pa.Array, pa.Array, pa.Array]:
+    """How pyarrow spells true and false in CSV, and those of them that are numbers. To make arrays it imports pandas."""
+    options = pacsv.ConvertOptions()
+    return pa.array(options.true_values), pa.array(options.false_values), pa.array(["0", "1"])
+
+
 def _truths(cells: pa.ChunkedArray) -> pa.ChunkedArray:
     """True and false as pyarrow spells them in CSV; null for other cells."""
-    true, false = pc.is_in(cells, _TRUE), pc.is_in(cells, _FALSE)
+    true, false = (pc.is_in(cells, spelled) for spelled in _spelled()[:2])
     return pc.if_else(pc.or_(true, false), true, pa.scalar(None, pa.bool_()))
 
 

@@ -250,7 +250,7 @@ class RunSpec(Frozen):
     gpus: AllOrCount = Field(
         default=1,
         description="How many devices score the job at once, or all that are idle; of a fine-tuning: how many of one "
-        "machine train together. A worker on a CPU takes such a training only with device: cpu.",
+        "machine train together.",
     )
     max_failed_shards: int = Field(
         default=0,
