@@ -163,7 +163,7 @@ def is_number(cell: str) -> bool:
 
 @functools.cache
 def _spelled() -> tuple[pa.Array, pa.Array, pa.Array]:
-    """How pyarrow spells true and false in CSV, and those of them that are numbers. To make arrays it imports pandas."""
+    """How pyarrow spells true and false in CSV, and those of them that are numbers. Making arrays imports pandas."""
     options = pacsv.ConvertOptions()
     return pa.array(options.true_values), pa.array(options.false_values), pa.array(["0", "1"])
 
