@@ -104,7 +104,7 @@ class Cells:
         odd = set(pc.filter(cells, pc.invert(is_truth)).unique().to_pylist()) - {None}
         whole = all(_whole(number_in(cell)) for cell in odd)
         truths = all(_is_nan(cell) for cell in odd)
-        return cls.read(column, Text(int64=False, float64=False, whole=whole, truths=truths, words=words), name)
+        return cls.read(cells, Text(int64=False, float64=False, whole=whole, truths=truths, words=words), name)
 
     @classmethod
     def read(cls, column: pa.ChunkedArray, text: Text, name: str) -> Cells:

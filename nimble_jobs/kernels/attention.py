@@ -16,10 +16,9 @@ import torch
 from torch.nn import functional
 
 from nimble_jobs.engine.private.operators import OpOverload
-from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import static_triton
-from nimble_jobs.kernels.own_kernels import Launched, put_in_place, tile_in
+from nimble_jobs.kernels.own_kernels import Launched, tile_in
 from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, aligned, capability_of, is_dense, power_of_two
 from nimble_jobs.schedule import Program, Task, View
 
@@ -132,21 +131,17 @@ def wanted_as_in(program: Program) -> Wanted:
     return tile_in(names)
 
 
-def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
-    """The recording with our kernel for each task of the operator.
+def launched(task: Task, device: torch.device) -> Launched | None:
+    """Our kernel for a task of the operator; None for any other task, and over memory that it cannot read.
 
-    Over memory that our kernel cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
+    Raises EngineError if Triton cannot compile it.
     """
-
-    def ours(task: Task) -> Launched | None:
-        seen = shape_of(task)
-        if seen is None:
-            return None
-        q, k, v, mask = task.args[:4]  # without a mask the kernel does not read that argument
-        kernel = compiled(*seen, float(str(task.args[5])), str(task.args[6]), capability_of(device))
-        return Launched(kernel=kernel, given=(q, k, v, q if mask is None else mask))
-
-    return put_in_place(recording, device, ours)
+    seen = shape_of(task)
+    if seen is None:
+        return None
+    q, k, v, mask = task.args[:4]  # without a mask the kernel does not read that argument
+    kernel = compiled(*seen, float(str(task.args[5])), str(task.args[6]), capability_of(device))
+    return Launched(kernel=kernel, given=(q, k, v, q if mask is None else mask))
 
 
 def shape_of(task: Task) -> tuple[Shape, Strides] | None:

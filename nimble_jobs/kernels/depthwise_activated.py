@@ -14,11 +14,10 @@ import torch
 from torch.nn import functional
 
 from nimble_jobs.engine.private.operators import OpOverload
-from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import depthwise, static_triton
 from nimble_jobs.kernels.activations import ACTIVATIONS
-from nimble_jobs.kernels.own_kernels import Launched, put_in_place
+from nimble_jobs.kernels.own_kernels import Launched
 from nimble_jobs.kernels.static_triton import TYPES, Launch, aligned, capability_of
 from nimble_jobs.schedule import Program, Task, View
 
@@ -72,19 +71,15 @@ def wanted_as_in(program: Program) -> Wanted:
     return lambda one, _: one.name in names
 
 
-def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
-    """The recording with our kernel for each task of the operator.
+def launched(task: Task, device: torch.device) -> Launched | None:
+    """Our kernel for a task of the operator; None for any other task, and over memory that it cannot read.
 
-    Over memory that our kernel cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
+    Raises EngineError if Triton cannot compile it.
     """
-
-    def ours(task: Task) -> Launched | None:
-        one = activated_of(task)
-        if one is None:
-            return None
-        return Launched(kernel=compiled(one, capability_of(device)), given=task.args[:3], sizes=one.shape.sizes)
-
-    return put_in_place(recording, device, ours)
+    one = activated_of(task)
+    if one is None:
+        return None
+    return Launched(kernel=compiled(one, capability_of(device)), given=task.args[:3], sizes=one.shape.sizes)
 
 
 def activated_of(task: Task) -> Activated | None:

@@ -26,7 +26,9 @@ class Launched:
     sizes: tuple[int, ...] = ()  # after it
 
 
-def put_in_place(recording: Recording, device: torch.device, kernel_of: Callable[[Task], Launched | None]) -> Recording:
+def put_in_place(
+    recording: Recording, device: torch.device, kernel_of: Callable[[Task, torch.device], Launched | None]
+) -> Recording:
     """The recording with a kernel for each task that has one; a task for which `kernel_of` gives None stays.
 
     Raises what `kernel_of` raises: EngineError if Triton cannot compile one.
@@ -36,7 +38,7 @@ def put_in_place(recording: Recording, device: torch.device, kernel_of: Callable
     kernels = dict(recording.kernels)
     tasks = []
     for task in recording.program.tasks:
-        ours = kernel_of(task)
+        ours = kernel_of(task, device)
         if ours is not None:
             kernels[ours.kernel.name] = ours.kernel
             out: Any = task.outputs

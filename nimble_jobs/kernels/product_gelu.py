@@ -15,10 +15,9 @@ import torch
 from torch.nn import functional
 
 from nimble_jobs.engine.private.operators import OpOverload
-from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import static_triton
-from nimble_jobs.kernels.own_kernels import Launched, put_in_place, tile_in
+from nimble_jobs.kernels.own_kernels import Launched, tile_in
 from nimble_jobs.kernels.static_triton import TYPES, Launch, capability_of, is_dense
 from nimble_jobs.schedule import Program, Task, View
 
@@ -82,19 +81,15 @@ def wanted_as_in(program: Program) -> Wanted:
     return tile_in({task.op for task in program.tasks})
 
 
-def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
-    """The recording with our kernel for each task of the operator.
+def launched(task: Task, device: torch.device) -> Launched | None:
+    """Our kernel for a task of the operator; None for any other task, and over memory that it cannot read.
 
-    Over memory that our kernel cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
+    Raises EngineError if Triton cannot compile it.
     """
-
-    def ours(task: Task) -> Launched | None:
-        shape = shape_of(task)
-        if shape is None:
-            return None
-        return Launched(kernel=compiled(shape, str(task.args[3]), capability_of(device)), given=task.args[:3])
-
-    return put_in_place(recording, device, ours)
+    shape = shape_of(task)
+    if shape is None:
+        return None
+    return Launched(kernel=compiled(shape, str(task.args[3]), capability_of(device)), given=task.args[:3])
 
 
 def shape_of(task: Task) -> Shape | None:

@@ -20,11 +20,10 @@ import torch
 from torch.nn import functional
 
 from nimble_jobs.engine.private.operators import OpOverload
-from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import depthwise, static_triton
 from nimble_jobs.kernels.activations import ACTIVATIONS
-from nimble_jobs.kernels.own_kernels import Launched, digest_of, put_in_place, tile_in
+from nimble_jobs.kernels.own_kernels import Launched, digest_of, tile_in
 from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
 from nimble_jobs.schedule import Program, Task, View
 
@@ -153,29 +152,25 @@ def wanted_as_in(program: Program) -> Wanted:
     return tile_in({task.op for task in program.tasks})
 
 
-def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
-    """The recording with our kernel for each task of the operator.
+def launched(task: Task, device: torch.device) -> Launched | None:
+    """Our kernel for a task of the operator; None for any other task, and over memory that it cannot read.
 
-    Over memory that our kernel cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
+    Raises EngineError if Triton cannot compile it.
     """
-
-    def ours(task: Task) -> Launched | None:
-        shape = shape_of(task)
-        if shape is None:
-            return None
-        x, depth_weight, depth_bias, weight, bias, other, *_, tile = task.args
-        given = (
-            x,
-            depth_weight,
-            bias if depth_bias is None else depth_bias,
-            weight,
-            bias,
-            x if other is None else other,
-        )
-        kernel = compiled(shape, str(tile), capability_of(device))
-        return Launched(kernel=kernel, given=given, sizes=shape.sizes)
-
-    return put_in_place(recording, device, ours)
+    shape = shape_of(task)
+    if shape is None:
+        return None
+    x, depth_weight, depth_bias, weight, bias, other, *_, tile = task.args
+    given = (
+        x,
+        depth_weight,
+        bias if depth_bias is None else depth_bias,
+        weight,
+        bias,
+        x if other is None else other,
+    )
+    kernel = compiled(shape, str(tile), capability_of(device))
+    return Launched(kernel=kernel, given=given, sizes=shape.sizes)
 
 
 def tensors_of(x: Any, depth_weight: Any, depth_bias: Any, weight: Any, bias: Any, other: Any) -> tuple[Any, ...]:

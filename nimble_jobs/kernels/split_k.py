@@ -22,10 +22,9 @@ import torch
 from torch.nn import functional
 
 from nimble_jobs.engine.private.operators import OpOverload
-from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import static_triton
-from nimble_jobs.kernels.own_kernels import Launched, digest_of, put_in_place
+from nimble_jobs.kernels.own_kernels import Launched, digest_of
 from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, capability_of, is_dense, lies
 from nimble_jobs.schedule import Task, View
 
@@ -159,19 +158,15 @@ def code_digest() -> str:
     return digest_of("split_k", "split_k_triton")
 
 
-def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
-    """The recording with our kernel for each task of the two operators.
+def launched(task: Task, device: torch.device) -> Launched | None:
+    """Our kernel for a task of either operator; None for any other task, and over memory that it cannot read.
 
-    Over memory that our kernel cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
+    Raises EngineError if Triton cannot compile it.
     """
-
-    def ours(task: Task) -> Launched | None:
-        shape = shape_of(task)
-        if shape is None:
-            return None
-        return Launched(kernel=compiled(shape, str(task.args[-1]), capability_of(device)), given=task.args[:2])
-
-    return put_in_place(recording, device, ours)
+    shape = shape_of(task)
+    if shape is None:
+        return None
+    return Launched(kernel=compiled(shape, str(task.args[-1]), capability_of(device)), given=task.args[:2])
 
 
 def shape_of(task: Task) -> Shape | None:

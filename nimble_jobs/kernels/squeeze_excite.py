@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from nimble_jobs.engine.private.operators import OpOverload
-from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import static_triton
-from nimble_jobs.kernels.own_kernels import Launched, put_in_place
+from nimble_jobs.kernels.own_kernels import Launched
 from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, capability_of, is_dense, lies, power_of_two
 from nimble_jobs.schedule import Program, Task, View
 
@@ -151,20 +150,16 @@ def wanted_as_in(program: Program) -> Wanted:
     return lambda shape, _: shape.names[0] in names
 
 
-def with_own_kernels(recording: Recording, device: torch.device) -> Recording:
-    """The recording with our kernel for each of the two operators.
+def launched(task: Task, device: torch.device) -> Launched | None:
+    """Our kernel for a task of either operator; None for any other task, and over memory that it cannot read.
 
-    Over memory that our kernels cannot read, the operator stays. Raises EngineError if Triton cannot compile one.
+    Raises EngineError if Triton cannot compile it.
     """
-
-    def ours(task: Task) -> Launched | None:
-        shape = shape_of(task)
-        if shape is None:
-            return None
-        kernel = compiled(shape, capability_of(device))[0 if task.op == str(SQUEEZE) else 1]
-        return Launched(kernel=kernel, given=tuple(a for a in task.args if isinstance(a, View)))
-
-    return put_in_place(recording, device, ours)
+    shape = shape_of(task)
+    if shape is None:
+        return None
+    kernel = compiled(shape, capability_of(device))[0 if task.op == str(SQUEEZE) else 1]
+    return Launched(kernel=kernel, given=tuple(a for a in task.args if isinstance(a, View)))
 
 
 def shape_of(task: Task) -> Shape | None:

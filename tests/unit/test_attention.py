@@ -13,8 +13,9 @@ from torch.nn import functional
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.kernels import attention, attention_pass, ways
-from nimble_jobs.kernels.attention import OPERATOR, TILES, Shape, wanted_as_in, with_own_kernels
+from nimble_jobs.kernels.attention import OPERATOR, TILES, Shape, launched, wanted_as_in
 from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.own_kernels import put_in_place
 from tests import kernel_trials
 from tests.kernel_trials import interpreted, timed_as
 
@@ -251,9 +252,9 @@ def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch) ->
         recording = record(module, {"x": X}, state_of(module), CPU, module)
         gaps = record(module, {"x": torch.randn(2, 24, 192).half()[..., ::2]}, state_of(module), CPU, module)
         masked = record(module, {"x": X, "mask": torch.ones(2, 1, 1, 24) > 0}, state_of(module), CPU, module)
-    assert with_own_kernels(recording, CPU) is recording, "a CPU runs none"
-    assert with_own_kernels(gaps, GPU).program == gaps.program
-    ours = with_own_kernels(recording, GPU)
+    assert put_in_place(recording, CPU, launched) is recording, "a CPU runs none"
+    assert put_in_place(gaps, GPU, launched).program == gaps.program
+    ours = put_in_place(recording, GPU, launched)
     before = next(task for task in recording.program.tasks if task.op == str(OPERATOR))
     after = ours.program.tasks[before.index]
     assert list(ours.kernels) == [after.op]
@@ -262,7 +263,7 @@ def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch) ->
     assert pack(ours.kernels) is not None
     assert wanted_as_in(ours.program)(SHAPE, GPU) == "64x64"
     assert wanted_as_in(gaps.program)(SHAPE, GPU) == "64x64", "an operator stays an operator when it is recorded again"
-    (kernel,) = with_own_kernels(masked, GPU).kernels
+    (kernel,) = put_in_place(masked, GPU, launched).kernels
     assert ".masked." in kernel
 
 

@@ -14,8 +14,9 @@ from nimble_jobs.kernels import depthwise_activated, depthwise_pass
 from nimble_jobs.kernels.activations import ACTIVATIONS
 from nimble_jobs.kernels.choices import Choices, using
 from nimble_jobs.kernels.depthwise import Shape
-from nimble_jobs.kernels.depthwise_activated import OPERATOR, Activated, wanted_as_in, with_own_kernels
+from nimble_jobs.kernels.depthwise_activated import OPERATOR, Activated, launched, wanted_as_in
 from nimble_jobs.kernels.depthwise_pass import is_faster
+from nimble_jobs.kernels.own_kernels import put_in_place
 from tests.kernel_trials import interpreted, rewritten
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -83,12 +84,12 @@ def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch) ->
         x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
         with torch.no_grad():
             recording = record(module, {"x": x}, state_of(module), CPU, module)
-        assert with_own_kernels(recording, CPU) is recording, "a CPU runs none"
-        (before,), (after,) = recording.program.tasks, with_own_kernels(recording, GPU).program.tasks
+        assert put_in_place(recording, CPU, launched) is recording, "a CPU runs none"
+        (before,), (after,) = recording.program.tasks, put_in_place(recording, GPU, launched).program.tasks
         if not channels_last:
             assert after == before
             continue
-        ours = with_own_kernels(recording, GPU)
+        ours = put_in_place(recording, GPU, launched)
         assert list(ours.kernels) == [after.op] == ["triton.depthwise3.float32.last.12.3x9x9x5x5x25x2x1x1.silu"]
         assert after.args[:4] == (*before.args[:3], before.outputs)
         assert (after.reads, after.writes, after.mutates) == (before.reads, before.writes, before.writes)

@@ -11,7 +11,8 @@ from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.kernels import pointwise, pointwise_pass, ways
 from nimble_jobs.kernels.choices import Choices, using
-from nimble_jobs.kernels.pointwise import OPERATOR, Shape, wanted_as_in, with_own_kernels
+from nimble_jobs.kernels.own_kernels import put_in_place
+from nimble_jobs.kernels.pointwise import OPERATOR, Shape, launched, wanted_as_in
 from tests.kernel_trials import interpreted, rewritten, timed_as
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -152,9 +153,9 @@ def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch, ad
         contiguous = record(module, {"x": x}, state_of(module), CPU, module)
         last = {"x": x.contiguous(memory_format=torch.channels_last)}
         recording = record(module, last, state_of(module), CPU, module)
-    assert with_own_kernels(recording, CPU) is recording, "a CPU runs none"
-    assert with_own_kernels(contiguous, GPU).program == contiguous.program
-    ours = with_own_kernels(recording, GPU)
+    assert put_in_place(recording, CPU, launched) is recording, "a CPU runs none"
+    assert put_in_place(contiguous, GPU, launched).program == contiguous.program
+    ours = put_in_place(recording, GPU, launched)
     (before,), (after,) = recording.program.tasks, ours.program.tasks
     one = shape(features=16, added=added, then="" if added else "silu")
     assert list(ours.kernels) == [after.op] == [one.name("16x32x64")]

@@ -11,7 +11,8 @@ from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.kernels import product_gelu, product_gelu_pass, ways
 from nimble_jobs.kernels.choices import Choices, using
-from nimble_jobs.kernels.product_gelu import OPERATOR, TILES, Shape, wanted_as_in, with_own_kernels
+from nimble_jobs.kernels.own_kernels import put_in_place
+from nimble_jobs.kernels.product_gelu import OPERATOR, TILES, Shape, launched, wanted_as_in
 from tests.kernel_trials import interpreted, rewritten, timed_as
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -76,9 +77,9 @@ def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch) ->
         recording = record(module, {"x": x}, state_of(module), CPU, module)
         sparse = {"x": torch.randn(2, 3, 256, dtype=torch.bfloat16)[..., ::2]}
         gaps = record(module, sparse, state_of(module), CPU, module)
-    assert with_own_kernels(recording, CPU) is recording, "a CPU runs none"
-    assert with_own_kernels(gaps, GPU).program == gaps.program
-    ours = with_own_kernels(recording, GPU)
+    assert put_in_place(recording, CPU, launched) is recording, "a CPU runs none"
+    assert put_in_place(gaps, GPU, launched).program == gaps.program
+    ours = put_in_place(recording, GPU, launched)
     (before,), (after,) = recording.program.tasks, ours.program.tasks
     assert list(ours.kernels) == [after.op] == [SHAPE.name("64x32x128")]
     assert after.args == (*before.args[:3], before.outputs)

@@ -17,7 +17,8 @@ from nimble_jobs.errors import EngineError
 from nimble_jobs.kernels import depthwise, pointwise_pass, separable, separable_pass, ways
 from nimble_jobs.kernels.activations import ACTIVATIONS
 from nimble_jobs.kernels.choices import Choices, using
-from nimble_jobs.kernels.separable import OPERATOR, Shape, wanted_as_in, with_own_kernels
+from nimble_jobs.kernels.own_kernels import put_in_place
+from nimble_jobs.kernels.separable import OPERATOR, Shape, launched, wanted_as_in
 from nimble_jobs.planner.sources.fold import folded
 from tests.kernel_trials import interpreted, rewritten
 
@@ -205,9 +206,9 @@ def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch, on
         contiguous = record(module, {"x": x}, state_of(module), CPU, module)
         last = {"x": x.contiguous(memory_format=torch.channels_last)}
         recording = record(module, last, state_of(module), CPU, module)
-    assert with_own_kernels(recording, CPU) is recording, "a CPU runs none"
-    assert with_own_kernels(contiguous, GPU).program == contiguous.program
-    ours = with_own_kernels(recording, GPU)
+    assert put_in_place(recording, CPU, launched) is recording, "a CPU runs none"
+    assert put_in_place(contiguous, GPU, launched).program == contiguous.program
+    ours = put_in_place(recording, GPU, launched)
     before, after = recording.program.tasks[-1], ours.program.tasks[-1]
     assert list(ours.kernels) == [after.op] == [one.name("16x32x64")]
     x_view, depth_weight, depth_bias, weight, bias, other, *_ = before.args

@@ -17,7 +17,8 @@ from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.kernels import epilogues, split_k, split_k_pass, ways
 from nimble_jobs.kernels.choices import Choices, using
 from nimble_jobs.kernels.epilogues import choose_ways
-from nimble_jobs.kernels.split_k import CONVOLUTION, PRODUCT, Shape, product_shape, with_own_kernels
+from nimble_jobs.kernels.own_kernels import put_in_place
+from nimble_jobs.kernels.split_k import CONVOLUTION, PRODUCT, Shape, launched, product_shape
 from nimble_jobs.kernels.split_k_pass import split_products
 from tests.kernel_trials import interpreted, timed_as
 
@@ -255,9 +256,9 @@ def test_our_kernel_takes_the_operators_tasks(monkeypatch: pytest.MonkeyPatch) -
         recording = record(module, {"x": laid, "rows": rows}, state_of(module), CPU, module)
         other = {"x": x, "rows": torch.randn(6, 1536).bfloat16()[:, ::2]}
         gaps = record(module, other, state_of(module), CPU, module)
-    assert with_own_kernels(recording, CPU) is recording, "a CPU runs none"
-    assert with_own_kernels(gaps, GPU).program == gaps.program
-    ours = with_own_kernels(recording, GPU)
+    assert put_in_place(recording, CPU, launched) is recording, "a CPU runs none"
+    assert put_in_place(gaps, GPU, launched).program == gaps.program
+    ours = put_in_place(recording, GPU, launched)
     product = product_shape("bfloat16", (6, 768), (64, 768))
     assert set(ours.kernels) == {SMALL.name("64x64x64/12"), product.name("64x64x64/12")}
     assert pack(ours.kernels) is not None

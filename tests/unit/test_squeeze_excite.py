@@ -16,7 +16,8 @@ from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.errors import EngineError
 from nimble_jobs.kernels import squeeze_excite, squeeze_excite_pass
 from nimble_jobs.kernels.choices import Choices, using
-from nimble_jobs.kernels.squeeze_excite import EXCITE, SQUEEZE, Shape, compiled, wanted_as_in, with_own_kernels
+from nimble_jobs.kernels.own_kernels import put_in_place
+from nimble_jobs.kernels.squeeze_excite import EXCITE, SQUEEZE, Shape, compiled, launched, wanted_as_in
 from tests.kernel_trials import interpreted, rewritten
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -121,10 +122,10 @@ def test_our_kernels_take_the_operators_tasks(monkeypatch: pytest.MonkeyPatch) -
     x = torch.randn(1, 20, 4, 4).contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         recording = record(module, {"x": x}, state_of(module), CPU, module)
-    assert with_own_kernels(recording, CPU) is recording, "a CPU runs none"
+    assert put_in_place(recording, CPU, launched) is recording, "a CPU runs none"
     assert [task.op for task in recording.program.tasks] == [str(SQUEEZE), str(EXCITE)]
     monkeypatch.setattr(squeeze_excite, "capability_of", lambda _: 90)
-    ours = with_own_kernels(recording, GPU)
+    ours = put_in_place(recording, GPU, launched)
     assert [task.op for task in ours.program.tasks] == list(shape.names) == sorted(ours.kernels, reverse=True)
     for before, after in zip(recording.program.tasks, ours.program.tasks, strict=True):
         assert after.args[-1] == before.outputs
@@ -141,7 +142,7 @@ def test_over_other_memory_the_operators_stay(monkeypatch: pytest.MonkeyPatch) -
     with torch.no_grad():
         recording = record(module, {"x": torch.randn(1, 20, 4, 4)}, state_of(module), CPU, module)
     monkeypatch.setattr(squeeze_excite, "capability_of", lambda _: 90)
-    assert with_own_kernels(recording, GPU).program == recording.program
+    assert put_in_place(recording, GPU, launched).program == recording.program
 
 
 @pytest.mark.parametrize(("ours_us", "agrees", "chosen"), [(7.9, True, True), (8.1, True, False), (1.0, False, False)])

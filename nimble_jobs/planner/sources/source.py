@@ -33,6 +33,7 @@ from nimble_jobs.kernels import (
 from nimble_jobs.kernels.depthwise import with_own_depthwise
 from nimble_jobs.kernels.inductor_pass import inductor_pass
 from nimble_jobs.kernels.onednn_pass import attention_in_parts, divides_attention, with_packed_weights
+from nimble_jobs.kernels.own_kernels import put_in_place
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.preprocessed import Preprocessed
 from nimble_jobs.planner.sources.fold import Pairs, folded
@@ -189,7 +190,7 @@ def record_source(
             )
             recording = record_compiled(call, example, state, device)
             for ours in (squeeze_excite, separable, depthwise_activated, pointwise, product_gelu, attention, split_k):
-                recording = ours.with_own_kernels(recording, device)
+                recording = put_in_place(recording, device, ours.launched)
             if Kernel.DEPTHWISE not in source.without:
                 recording = with_own_depthwise(recording, device, like=like)
     if any(t.random for t in recording.program.tasks):
