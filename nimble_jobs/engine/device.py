@@ -241,15 +241,6 @@ def clear_workspaces(device: torch.device) -> None:
         runtime.clear_workspaces()
 
 
-def load_libraries(index: int) -> None:
-    """Compute a small convolution and a matrix product: a process's first ones load cuDNN and cuBLAS, which is slow."""
-    with torch.no_grad():
-        x = torch.zeros(1, 8, 8, 8, device=torch.device("cuda", index), dtype=torch.float16)
-        torch.nn.functional.conv2d(x, x)
-        torch.mm(x.view(8, 64), x.view(64, 8))
-    torch.cuda.synchronize(index)
-
-
 @functools.cache  # a process never sees another CPU
 def _cpu_name() -> str:
     return machine.cpu_name() or platform.processor() or platform.machine()

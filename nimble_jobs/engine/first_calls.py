@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from nimble_jobs.engine.difference import relative_norm
+
+log = logging.getLogger(__name__)
+
+_loaded: set[tuple[torch.device, torch.dtype]] = set()
 
 
 def without_cudnn(call: Callable[..., Any], *, convolutions: bool) -> Callable[..., Any]:
@@ -39,3 +47,61 @@ def load_comparison(device: torch.device) -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         values = torch.ones(8, dtype=dtype, device=device)
         relative_norm(values, values, on_host=0)
+
+
+@contextmanager
+def loading_operators(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """On a GPU, `load_operators` runs beside the block, which waits for it in the end; once in a process.
+
+    What fails there is left to the model, which calls the same.
+    """
+    if device.type != "cuda" or (device, dtype) in _loaded:
+        yield
+        return
+    thread = threading.Thread(target=_try_operators, args=(device, dtype), name="first-calls", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def load_operators(device: torch.device, dtype: torch.dtype) -> None:
+    """Call what networks of pictures and of texts mostly consist of, with small tensors. A process's first call of an
+    operator loads its kernels, and sometimes a library such as cuDNN: 1 to 100 ms for each on an H200.
+    """
+    _loaded.add((device, dtype))
+    with torch.no_grad():
+        x = torch.zeros(2, 8, 8, 8, device=device, dtype=dtype)
+        _of_texts(x.view(2, 8, 64))
+        _of_pictures(x)
+        _of_pictures(x.to(memory_format=torch.channels_last))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _try_operators(device: torch.device, dtype: torch.dtype) -> None:
+    try:
+        load_operators(device, dtype)
+    except Exception as error:  # noqa: BLE001  # the model meets it, too
+        log.debug("operators were not loaded ahead: %s", error)
+
+
+def _of_pictures(x: torch.Tensor) -> None:
+    """`x`: [2, 8, 8, 8]."""
+    channels = x.new_ones(8)
+    x = functional.batch_norm(
+        functional.conv2d(x, x[:1, :, :1, :1].expand(8, 8, 1, 1)), channels, channels, channels, channels
+    )
+    x = functional.conv2d(functional.relu(x, inplace=True), x[:1, :, :3, :3].expand(8, 8, 3, 3), channels, padding=1)
+    x = torch.cat([x + functional.max_pool2d(x, 3, 1, 1), functional.avg_pool2d(x, 3, 1, 1)], 1)
+    functional.adaptive_avg_pool2d(x, 1).flatten(1)
+
+
+def _of_texts(x: torch.Tensor) -> None:
+    """`x`: [2, 8, 64]."""
+    width = x.new_ones(x.shape[-1])
+    x = functional.layer_norm(
+        functional.embedding(torch.zeros(x.shape[:2], dtype=torch.int64, device=x.device), x[0]) + x, (64,), width
+    )
+    functional.softmax(functional.gelu(functional.linear(x, width.expand(64, 64), width)), -1)

@@ -87,18 +87,18 @@ class Early:
             return
         self._torch.wait()
         try:
-            from nimble_jobs.engine.device import load_libraries
+            from nimble_jobs.engine.first_calls import load_comparison, load_operators
+            from nimble_jobs.models.build import DTYPES
 
-            load_libraries(index)
+            device = sys.modules["torch"].device("cuda", index)
+            load_operators(device, DTYPES[self._spec.model.dtype])
             if self._spec.input.format == "text":
-                from nimble_jobs.engine.first_calls import load_comparison
-
-                load_comparison(sys.modules["torch"].device("cuda", index))
+                load_comparison(device)
             self._imports.join()
             if self._spec.kind == "score":
                 from nimble_jobs.workloads.heads import load_kernels
 
-                load_kernels(self._spec, sys.modules["torch"].device("cuda", index))
+                load_kernels(self._spec, device)
         except Exception as error:  # noqa: BLE001  # the job meets it, too
             log.debug("the GPU's libraries were not loaded early: %s", error)
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import pytest
 import torch
 
-from nimble_jobs.engine.first_calls import load_comparison, without_cudnn
+from nimble_jobs.engine import first_calls
+from nimble_jobs.engine.first_calls import load_comparison, load_operators, loading_operators, without_cudnn
+from tests.waiting import PATIENCE_S
+
+GPU = torch.device("cuda:7")
 
 
 def settings() -> tuple[bool, bool]:
@@ -30,3 +37,77 @@ def test_the_comparison_runs_on_the_device(monkeypatch: pytest.MonkeyPatch) -> N
     """Also for tensors that would be compared on the host."""
     monkeypatch.setattr(torch.Tensor, "cpu", lambda _: pytest.fail("copied to the host"))
     load_comparison(torch.device("cpu"))
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.device, torch.dtype]]:
+    """What `load_operators` was called with, in a process that has called nothing yet."""
+    found: list[tuple[torch.device, torch.dtype]] = []
+    monkeypatch.setattr(first_calls, "_loaded", set())
+    monkeypatch.setattr(first_calls, "load_operators", lambda *given: found.append(given))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_operators_are_called_in_the_dtype_of_the_model(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They change nothing, and draw no random numbers."""
+    seen: set[tuple[str, torch.dtype]] = set()
+    monkeypatch.setattr(first_calls, "_loaded", set())
+    before = settings(), torch.get_rng_state()
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.update((op.name(), t.dtype) for t in args if isinstance(t, torch.Tensor) and t.is_floating_point())
+            return op(*args, **(kwargs or {}))
+
+    with Watch():
+        load_operators(torch.device("cpu"), dtype)
+    assert {kind for _, kind in seen} == {dtype}
+    assert {"aten::convolution", "aten::native_layer_norm", "aten::gelu", "aten::addmm"} <= {name for name, _ in seen}
+    assert settings() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_operators_are_loaded_beside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the block ends after them."""
+    begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def load(*_: object) -> None:
+        begun.set()
+        if goes_on.wait(PATIENCE_S):
+            ended.set()
+
+    monkeypatch.setattr(first_calls, "_loaded", set())
+    monkeypatch.setattr(first_calls, "load_operators", load)
+    with loading_operators(GPU, torch.float16):
+        assert begun.wait(PATIENCE_S)
+        assert not ended.is_set()
+        goes_on.set()
+    assert ended.is_set()
+
+
+def test_operators_are_loaded_once(loads: list[tuple[torch.device, torch.dtype]]) -> None:
+    first_calls._loaded.add((GPU, torch.float16))
+    for device, dtype in ((GPU, torch.float16), (GPU, torch.float32), (torch.device("cpu"), torch.float32)):
+        with loading_operators(device, dtype):
+            pass
+    assert loads == [(GPU, torch.float32)]
+
+
+def test_what_cannot_be_loaded_is_left_to_the_model(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The block runs, and what it raises comes through."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(first_calls, "_loaded", set())
+    monkeypatch.setattr(first_calls, "load_operators", refuse)
+    with (
+        caplog.at_level("DEBUG"),
+        pytest.raises(ValueError, match="of the block"),
+        loading_operators(GPU, torch.float16),
+    ):
+        raise ValueError("of the block")
+    assert "no kernel image" in caplog.text

@@ -8,6 +8,8 @@ import time
 import torch
 
 from nimble_jobs.engine import device as devices
+from nimble_jobs.engine.first_calls import loading_operators
+from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.job import Hit
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.planner.jobs.background import Builders
@@ -100,9 +102,10 @@ def _kept(key: str, residents: Residents) -> Loaded | None:
     return kept
 
 
+@collector_paused()
 def _without_schedule(key: str, request: Request, device: torch.device, siblings: Siblings | None) -> Loaded:
     """The request's model on the device, which has no schedule yet."""
-    with noted(request.model) as origin:
+    with loading_operators(device, request.model_dtype), noted(request.model) as origin:
         module = build_module(request, device, siblings.first if siblings is not None else None)
     if siblings is None:
         return Loaded(key=key, request=request, device=device, module=module, origin=origin, carried=Carried(module))
