@@ -6,12 +6,16 @@ All train the same model from the same weights on the same batches, with AdamW (
 `--batch` texts, or fewer in long buckets, so that none has more than `--tokens` tokens. Without --model, a BERT-base
 with random weights is made. Each system is a process of its own. Its clock starts when it has run a batch of every
 bucket twice, because compilers compile for each shape.
+
+With --losses the model has no dropout, and the losses of all steps are compared with those of `eager`, which comes
+first then: dropout draws other numbers in each system.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -151,8 +155,11 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 run(number, *given)
         devices.synchronize(device)
         prepare_s, start = time.perf_counter() - begin, time.perf_counter()
+        losses: list[torch.Tensor] = []
         for number, (_, *given) in enumerate(batches):
             loss = run(number, *given)
+            if asked.losses:
+                losses.append(loss.clone())
         devices.synchronize(device)
     seconds = time.perf_counter() - start
     texts_ = sum(len(batch[-1]) for batch in batches)
@@ -162,9 +169,26 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "texts_per_s": texts_ / seconds,
         "prepare_s": prepare_s,
         "loss": float(loss),
+        "losses": [float(each) for each in losses],
         "buckets": [[bucket.tokens, bucket.rows] for bucket in read.epochs.buckets],
         "environment": environment(device),
     }
+
+
+def without_dropout(model: Path, folder: Path) -> Path:
+    """A copy of a model's folder whose config.json turns dropout off."""
+    copy = Path(shutil.copytree(model, folder / "without-dropout"))
+    config = json.loads((copy / "config.json").read_text())
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    (copy / "config.json").write_text(json.dumps(config | off))
+    return copy
+
+
+def beside_eager(found: dict[str, Any], eager: dict[str, Any]) -> str:
+    """How far the losses are from eager's."""
+    mine, theirs = np.array(found["losses"]), np.array(eager["losses"])
+    apart = np.abs(mine - theirs) / np.abs(theirs).mean()
+    return f"  losses differ from eager's by {apart.mean():.1e} of their mean on average, {apart.max():.1e} at most"
 
 
 def main() -> int:
@@ -179,6 +203,7 @@ def main() -> int:
     parser.add_argument("--texts", type=int, default=4000)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--systems", default=",".join(SYSTEMS))
+    parser.add_argument("--losses", action="store_true")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--system", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -192,6 +217,8 @@ def main() -> int:
         model = asked.model or folder / models.BERT
         if asked.model is None:
             models.make_bert(model)
+        if asked.losses:
+            model = without_dropout(model, folder)
         for system in asked.systems.split(","):
             more = ["--system", system, "--folder", str(folder), "--model", str(model)]
             done = subprocess.run([sys.executable, __file__, *sys.argv[1:], *more], stdout=subprocess.PIPE, text=True)
@@ -200,6 +227,8 @@ def main() -> int:
             if done.returncode == 0:
                 row = json.loads(done.stdout.splitlines()[-1])
                 said = f"{row['steps_per_s']:8.2f} steps/s  {row['texts_per_s']:8.1f} texts/s"
+                if found and row["losses"] and found[0].get("losses"):
+                    said += beside_eager(row, found[0])
             found.append(row)
             print(f"{system:<36} {said}", flush=True)
             if asked.json:

@@ -12,7 +12,7 @@
 #   resident   small jobs of one worker: 190 s              run        a stored `run` and its phases
 #   decoding   JPEGs decoded beside a load: 60 s (PHOTOS)   jpeg-training  ResNet-50 from JPEGs, by the GPU and by the CPU: 150 s
 #   first-runs jobs with nothing stored beside eager: 200 s (RECORDS)
-#   text-start fresh processes with stored buckets: 340 s   text-training  BERT-base, torch.compile and ours: 500 s (SYSTEMS, BERT)
+#   text-start fresh processes with stored buckets: 340 s   text-training  BERT-base, torch.compile and ours: 500 s (SYSTEMS, BERT; LOSSES=1: without dropout, beside eager)
 #   kills      kills in every stage of a job whose pictures the GPU decodes, 50 rounds: 400 s (ROUNDS, SEED)
 #   batches    ResNet-50 and ViT-B/16 in batches of 64: 250 s               bf16  training ResNet-50 in bf16: 250 s
 # The seconds are those of slow hosts. A part that measures the host as well, as all but tests and inference do, wants to be alone on its cores.
@@ -69,7 +69,7 @@ part() {  # NAME SECONDS: measure it
                 --limit 130s --json "$out.json" ;;
         text-start) "$PYTHON" scripts/measure_text_start.py --buckets "${BUCKETS:-20}" --rounds 1 --phases --json "$out.json" ;;
         text-training)  # the slowest to compile first
-            "$PYTHON" scripts/bench_training_text.py --batches 100 --texts 2000 --buckets '[128,256]' ${BERT:+--model "$BERT"} --json "$out.json" \
+            "$PYTHON" scripts/bench_training_text.py --batches 100 --texts 2000 --buckets '[128,256]' ${BERT:+--model "$BERT"} ${LOSSES:+--losses} --json "$out.json" \
                 --systems "${SYSTEMS:-compile-max-autotune,compile-reduce-overhead,ours}" ;;
         kills)
             NIMBLE_JOBS_KILL_ROUNDS=${ROUNDS:-50} NIMBLE_JOBS_KILL_SEED=${SEED:-11} "$PYTHON" -m pytest -q -s -p no:cacheprovider -p no:benchmark \
