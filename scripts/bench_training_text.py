@@ -212,7 +212,7 @@ def main() -> int:
         print(json.dumps(measure(asked, asked.folder)))
         return 0
     with tempfile.TemporaryDirectory() as place:
-        folder, found = Path(place), []
+        folder, found = Path(place), list[dict[str, Any]]()
         write_texts(folder, asked.texts)
         model = asked.model or folder / models.BERT
         if asked.model is None:
