@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.difference import relative_norm
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def loading_operators(device: torch.device, dtype: torch.dtype) -> Iterator[None
 
     What fails there is left to the model, which calls the same.
     """
-    if device.type != "cuda" or (device, dtype) in _loaded:
+    if not able(device).graphs or (device, dtype) in _loaded:
         yield
         return
     thread = threading.Thread(target=_try_operators, args=(device, dtype), name="first-calls", daemon=True)
@@ -76,8 +77,7 @@ def load_operators(device: torch.device, dtype: torch.dtype) -> None:
         _of_texts(x.view(2, 8, 64))
         _of_pictures(x)
         _of_pictures(x.to(memory_format=torch.channels_last))
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
 
 
 def _try_operators(device: torch.device, dtype: torch.dtype) -> None:
