@@ -26,6 +26,7 @@ from nimble_jobs.workloads.training.step import setup
 from nimble_jobs.workloads.training.step.losses import targets
 from nimble_jobs.workloads.training.step.prepare import Means, prepare_step, replay_validations
 from nimble_jobs.workloads.training.step.validation import Forward, replayable
+from nimble_jobs.workloads.whole_numbers import naming_whole_numbers
 
 
 def why(spec: JobSpec, *, store: Store) -> Why:
@@ -168,6 +169,7 @@ def _prepare(
         with (
             setup.cores_shared(spec, device),
             open_reader(spec.input, targets=targets(train.loss)) as reader,
+            naming_whole_numbers(spec, reader),
             as_in_training(device),
         ):
             ready = setup.prepare(spec, reader, device, allowed_python)
