@@ -26,6 +26,7 @@ from nimble_jobs.models.source import source_of
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.spec.pooling_rules import pools
+from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads.heads import heads_of
 from nimble_jobs.workloads.text.setup import ColumnOfText, set_up
 from nimble_jobs.workloads.training.batches.augment import Augment
@@ -56,7 +57,10 @@ def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
     except (DataError, ModelError) as e:
         seen.problems.append(str(e))
     try:
-        seen.found["device"] = devices.describe(devices.resolve(spec.run.device))
+        device = devices.resolve(spec.run.device)
+        seen.found["device"] = devices.describe(device)
+        if reader is not None:
+            decodes.check(spec, reader, device)
     except UsageError as e:
         seen.problems.append(str(e))
     trouble, setup = None, column.setup

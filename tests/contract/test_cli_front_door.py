@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from nimble_jobs.worker.logs import job_log_path
 from tests.bad_specs import FINETUNE, SCORE, lay_out
@@ -359,6 +360,29 @@ def test_whole_numbers_of_a_training_are_refused_with_the_remedy(cli: Cli, tmp_p
         assert answer.code == 100
         assert "input.fields.x: the model computes in float32 and refuses whole numbers (int64): " in answer.err
     assert cli("run", spec, *told, "input.transform.scale=1").code == 0
+
+
+@pytest.mark.parametrize("kind", ["score", "finetune"])
+def test_a_device_that_cannot_decode_is_refused_before_a_job_runs(cli: Cli, tmp_path: Path, kind: str) -> None:
+    """By the commands that look at data and device, in the words of `run`."""
+    spec = scored(
+        cli, tmp_path, "from torch import nn\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(48, 2))\n"
+    )
+    told = ["input.source=pictures", "input.format=images", "input.decode=gpu", "run.device=auto"]
+    if kind == "finetune":
+        spec.write_text(
+            spec.read_text().replace("kind: score", "kind: finetune").replace(", fields: [id, top1]", "")
+            + "train: {epochs: 1, loss: cross_entropy, optimizer: {name: sgd, lr: 0.1}}\n"
+        )
+        told.append("input.fields.label=parent")
+    for name in ("a", "b"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "pictures" / name / "0.png")
+    for command in (("explain",), ("cache", "build"), ("cache", "why"), ("validate", "--data"), ("run", "--quiet")):
+        allow = [] if command == ("cache", "why") else ["--allow-python", tmp_path]
+        answer = cli(*command, spec, *told, *allow)
+        assert answer.code in (2, 100)
+        assert "input.decode: found gpu, but the job runs on the CPU" in answer.err, command
 
 
 def test_an_embedding_takes_whole_numbers(cli: Cli, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from nimble_jobs.planner.step.prepare import PreparedStep
 from nimble_jobs.planner.step.validation import PreparedForward
 from nimble_jobs.spec import JobSpec, TrainSpec
 from nimble_jobs.store import Store
+from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads.training.step import setup
 from nimble_jobs.workloads.training.step.losses import targets
 from nimble_jobs.workloads.training.step.prepare import Means, prepare_step, replay_validations
@@ -143,6 +144,7 @@ def _asked(spec: JobSpec) -> tuple[dict[Role, dict[str, str]], torch.Tensor]:
         open_reader(spec.input, targets=targets(train.loss)) as reader,
         as_in_training(device),
     ):
+        decodes.check(spec, reader, device)
         size = setup.batch_size_of(spec)
         x, y = setup.example(setup.first_batch(reader, size), min(size, reader.total), torch.device("cpu"))
         parts = step_parts(code_parts(spec.model, train), train, spec.schedule, x, y, device)
@@ -172,6 +174,7 @@ def _prepare(
             naming_whole_numbers(spec, reader),
             as_in_training(device),
         ):
+            decodes.check(spec, reader, device)
             ready = setup.prepare(spec, reader, device, allowed_python)
             with rehearsing():  # a step of several ranks joins the others when it trains
                 step = prepare_step(ready, means)
