@@ -594,7 +594,16 @@ BAD_SPECS = [
     BadSpec(
         name="a size of three numbers",
         text=edit(("  batch_size: 64", "  transform: {resize: [32, 32, 3]}")),
-        messages=("{file}:11: input.transform.resize: found a list; expected a size in pixels, or [height, width]",),
+        messages=(
+            "{file}:11: input.transform.resize: found a list; expected a size in pixels from 1 to 65536, or [height, width]",
+        ),
+    ),
+    BadSpec(
+        name="a size beyond the limit",
+        text=edit(("  batch_size: 64", "  transform: {resize: 100000}")),
+        messages=(
+            "{file}:11: input.transform.resize: found 100000; expected a size in pixels from 1 to 65536, or [height, width]",
+        ),
     ),
     BadSpec(
         name="columns of images",

@@ -64,7 +64,7 @@ def check_answers(
     )
     assert loop.score(task) > 0  # type: ignore[attr-defined]
     table = pq.read_table(task.out)
-    assert table["id"].to_pylist() == [file.name for file in files]
+    assert table["id"].to_pylist() == task.files
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     for file, probability, top1 in zip(files, table["probability"].to_pylist(), table["top1"].to_pylist(), strict=True):
         with Image.open(file) as image:

@@ -41,7 +41,7 @@ def scoring(  # long, since each option is a parameter
         unset(
             "--images",
             "DIR",
-            "Folder of the input files, which are made if missing; default: the state folder's bench/.",
+            "Folder of the input files, with its subfolders; made if missing; default: the state folder's bench/.",
         ),
     ] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="Number of JPEG files; with npy, of records.")] = 8192,

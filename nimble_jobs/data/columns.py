@@ -95,13 +95,37 @@ def is_encoded(kind: pa.DataType) -> bool:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_list_view(kind)
+        or pa.types.is_large_list_view(kind)
+    )
+
+
+def _without_views(kind: pa.DataType) -> pa.DataType:
+    """The type with lists in place of views of lists, which Arrow's functions do not all take."""
+    if not is_list(kind):
+        return kind
+    value = _without_views(kind.value_type)
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return pa.large_list(value) if pa.types.is_large_list_view(kind) else pa.list_(value)
+    if value == kind.value_type:
+        return kind
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(value, kind.list_size)
+    return pa.large_list(value) if pa.types.is_large_list(kind) else pa.list_(value)
 
 
 def is_binary(kind: pa.DataType) -> bool:
     """Whether the type holds bytes, possibly with equal values held once."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
+    return _is_any_length(kind) or bool(pa.types.is_fixed_size_binary(kind))
+
+
+def _is_any_length(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
 def numpy_dtype(kind: pa.DataType, where: str) -> np.dtype[Any]:
@@ -113,7 +137,9 @@ def numpy_dtype(kind: pa.DataType, where: str) -> np.dtype[Any]:
 
 
 def joined(column: pa.ChunkedArray) -> pa.Array:
-    """One contiguous array; an extension type becomes its storage type."""
+    """One contiguous array, without views of lists; an extension type becomes its storage type."""
+    kind = _without_views(column.type)
+    column = column if kind == column.type else column.cast(kind)
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # older pyarrow returns a chunked array with one chunk
         array = array.chunk(0) if array.num_chunks else pa.array([], type=column.type)
@@ -177,7 +203,7 @@ def bytes_path(name: str, kind: pa.DataType) -> str | None:
     path = name
     if pa.types.is_struct(kind) and is_encoded(kind):
         kind, path = kind.field("bytes").type, f"{name}.bytes"
-    return path if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else None
+    return path if _is_any_length(kind) else None
 
 
 class Encoded(Sequence[memoryview]):

@@ -29,6 +29,8 @@ from nimble_jobs.spec.formats import either
 from nimble_jobs.spec.input_source import input_source
 from nimble_jobs.spec.units import DEVICE_PATTERN, DURATION_PATTERN, BadValue, parse_device, parse_duration, show, wrong
 
+_MOST_PIXELS = 65_536  # of height and width
+
 
 def based(make: Callable[[str, Path | None], str]) -> AfterValidator:
     def validate(value: str, info: ValidationInfo) -> str:
@@ -50,8 +52,8 @@ def _matching(pattern: str, expected: str) -> tuple[AfterValidator, WithJsonSche
 
 def _pair(value: object) -> object:
     sizes = value if isinstance(value, list | tuple) else [value, value]
-    if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= 65_536 for n in sizes):
-        raise BadValue(wrong(value), "a size in pixels, or [height, width]")
+    if len(sizes) != 2 or not all(type(n) is int and 1 <= n <= _MOST_PIXELS for n in sizes):
+        raise BadValue(wrong(value), f"a size in pixels from 1 to {_MOST_PIXELS}, or [height, width]")
     return tuple(sizes)
 
 

@@ -23,6 +23,7 @@ from nimble_jobs.planner.lookup.why import why as planner_why
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.store import ScheduleEntry, Store
+from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads.request import request_of
 from nimble_jobs.workloads.text.job import TextPlan, plan_of
 from nimble_jobs.workloads.text.setup import ColumnOfText, set_up
@@ -65,12 +66,14 @@ def asked_each(
 ) -> Asked:
     """What a scoring job will ask of the planner.
 
-    `memory_bytes` is the `--gpu-memory` of the worker that will run the job, if you set one.
+    `memory_bytes` is the `--gpu-memory` of the worker that will run the job, if you set one. Raises UsageError for a
+    device that cannot decode as the spec asks.
     """
     spec = with_model_transform(spec)
     column = ColumnOfText(spec)
     with open_reader(spec.input, tokens=column) as reader:
         device = devices.resolve(spec.run.device)
+        decodes.check(spec, reader, device)
         request = request_of(spec, reader, device, allowed_python, memory_bytes, column=column)
         if spec.input.format not in TEXTS:
             return Asked(requests=(request,), device=device, texts=None)

@@ -59,6 +59,12 @@ def choose(spec: JobSpec, reader: Reader, device: torch.device) -> tuple[Decode 
     return host, why if able(device).decoder else None
 
 
+def check(spec: JobSpec, reader: Reader, device: torch.device) -> None:
+    """Raises UsageError if the spec asks for a device that cannot decode."""
+    if spec.input.decode == "gpu":
+        choose(spec, reader, device)
+
+
 def on_host(interpolation: str = "bilinear") -> Decode:
     """The decoder on the host."""
     from nimble_jobs.decoding.picture import decoder  # Pillow is loaded for pictures only

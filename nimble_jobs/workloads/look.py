@@ -1,6 +1,6 @@
 """A first look at what a spec names: its input, its device and its model, and whether they fit together.
 
-Nothing is built or trained, and no weights are made: the model is on torch's meta device, which knows shapes only.
+Nothing is built or trained, and no weights are made: the model is on the meta device, which knows shapes and types.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from nimble_jobs.models.source import source_of
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.formats import TEXTS
 from nimble_jobs.spec.pooling_rules import pools
+from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads.heads import heads_of
 from nimble_jobs.workloads.text.setup import ColumnOfText, set_up
 from nimble_jobs.workloads.training.batches.augment import Augment
 from nimble_jobs.workloads.training.step.losses import targets
+from nimble_jobs.workloads.whole_numbers import OneType, refusal
 
 
 @dataclass(kw_only=True)
@@ -55,7 +57,10 @@ def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
     except (DataError, ModelError) as e:
         seen.problems.append(str(e))
     try:
-        seen.found["device"] = devices.describe(devices.resolve(spec.run.device))
+        device = devices.resolve(spec.run.device)
+        seen.found["device"] = devices.describe(device)
+        if reader is not None:
+            decodes.check(spec, reader, device)
     except UsageError as e:
         seen.problems.append(str(e))
     trouble, setup = None, column.setup
@@ -129,7 +134,7 @@ def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, seen: Look) -> Non
         batch = f"{spec.input.batch_size}: {reader.packing.text}"
     x = torch.empty((spec.input.batch_size, *signature.shape), dtype=kind, device="meta")
     try:
-        with torch.no_grad(), torch.device("meta"):
+        with torch.no_grad(), torch.device("meta"), OneType():  # type: ignore[no-untyped-call]
             outputs = flatten_outputs(module(x))
     except NimbleError as e:
         seen.found["shapes"] = f"not checked: {e}"
@@ -137,7 +142,8 @@ def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, seen: Look) -> Non
         if _of_meta(e):
             seen.found["shapes"] = f"not checked: the model needs values, not only shapes: {first_line(e)}"
         else:
-            seen.problems.append(f"input.fields.x: the model cannot take a batch of {batch}: {first_line(e)}")
+            cannot = f"input.fields.x: the model cannot take a batch of {batch}: {first_line(e)}"
+            seen.problems.append(refusal(spec, reader, e) or cannot)
     else:
         seen.found["outputs"] = ", ".join(f"{name} {list(t.shape)}" for name, t in outputs.items())
         if spec.kind == "score" and not pools(spec):  # pooling works on another module than this

@@ -32,6 +32,7 @@ from nimble_jobs.workloads.text.per_token import per_token
 from nimble_jobs.workloads.text.setup import ColumnOfText, TextSetup
 from nimble_jobs.workloads.text.windows import spans
 from nimble_jobs.workloads.waiting import waiting
+from nimble_jobs.workloads.whole_numbers import naming_whole_numbers
 
 
 def run(context: JobContext) -> Outcome:
@@ -48,7 +49,8 @@ def run(context: JobContext) -> Outcome:
     column = ColumnOfText(spec)
     with opened(context, work, column) as reader:
         attempt = claimed(context, device, reader, work, column)
-        outcome, left = _scored(attempt)
+        with naming_whole_numbers(spec, reader):
+            outcome, left = _scored(attempt)
     if work is None or outcome.left or outcome.stop is not Stop.GO:
         return outcome
     return only_new.finish(context, outcome, work, left)

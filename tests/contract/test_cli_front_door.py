@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from nimble_jobs.worker.logs import job_log_path
 from tests.bad_specs import FINETUNE, SCORE, lay_out
@@ -319,6 +320,77 @@ def test_validate_finds_what_does_not_fit(cli: Cli, tmp_path: Path, override: st
     assert len(answer.lines) == 1
     assert message in answer.err
     assert "data." in answer.out
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        "Linear(3, 2)",
+        "Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))",
+        "Sequential(nn.Unflatten(1, (3, 1)), nn.PReLU())",
+    ],
+)
+@pytest.mark.parametrize(("kind", "given"), [("uint8", "uint8, given as int64"), ("int64", "int64")])
+def test_whole_numbers_for_a_model_of_fractions_are_refused_with_the_remedy(
+    cli: Cli, tmp_path: Path, layers: str, kind: str, given: str
+) -> None:
+    """`validate --data` and `run` name field, types and setting, with which both work."""
+    spec = scored(cli, tmp_path, f"from torch import nn\ndef make():\n    return nn.{layers}\n")
+    np.save(tmp_path / "x.npy", np.ones((4, 3), dtype=kind))
+    for command in (("validate", "--data"), ("run", "--quiet")):
+        told = (*command, spec, "output.fields=[id,output]", "--allow-python", tmp_path)
+        answer = cli(*told)
+        assert answer.code == (2 if command[0] == "validate" else 100)
+        assert f"input.fields.x: the model computes in float32 and refuses whole numbers ({given}): " in answer.err
+        assert answer.lines[-1].endswith("; if it wants fractions, set input.transform.scale: 1")
+        assert cli(*told, "input.transform.scale=1").code == 0
+
+
+def test_whole_numbers_of_a_training_are_refused_with_the_remedy(cli: Cli, tmp_path: Path) -> None:
+    """`run` and `explain` both name it."""
+    spec = scored(cli, tmp_path, "import torch\ndef make():\n    return torch.nn.Linear(3, 2)\n")
+    spec.write_text(
+        spec.read_text().replace("kind: score", "kind: finetune").replace(", fields: [id, top1]", "")
+        + "train: {epochs: 1, loss: cross_entropy, optimizer: {name: sgd, lr: 0.1}}\n"
+    )
+    np.savez(tmp_path / "t.npz", x=np.ones((4, 3), dtype=np.int64), y=np.arange(4) % 2)
+    told = ["input.source=t.npz", "input.format=npz", "input.fields.label=y", "--allow-python", tmp_path, "--quiet"]
+    for command in ("run", "explain"):
+        answer = cli(command, spec, *told)
+        assert answer.code == 100
+        assert "input.fields.x: the model computes in float32 and refuses whole numbers (int64): " in answer.err
+    assert cli("run", spec, *told, "input.transform.scale=1").code == 0
+
+
+@pytest.mark.parametrize("kind", ["score", "finetune"])
+def test_a_device_that_cannot_decode_is_refused_before_a_job_runs(cli: Cli, tmp_path: Path, kind: str) -> None:
+    """By the commands that look at data and device, in the words of `run`."""
+    spec = scored(
+        cli, tmp_path, "from torch import nn\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(48, 2))\n"
+    )
+    told = ["input.source=pictures", "input.format=images", "input.decode=gpu", "run.device=auto"]
+    if kind == "finetune":
+        spec.write_text(
+            spec.read_text().replace("kind: score", "kind: finetune").replace(", fields: [id, top1]", "")
+            + "train: {epochs: 1, loss: cross_entropy, optimizer: {name: sgd, lr: 0.1}}\n"
+        )
+        told.append("input.fields.label=parent")
+    for name in ("a", "b"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "pictures" / name / "0.png")
+    for command in (("explain",), ("cache", "build"), ("cache", "why"), ("validate", "--data"), ("run", "--quiet")):
+        allow = [] if command == ("cache", "why") else ["--allow-python", tmp_path]
+        answer = cli(*command, spec, *told, *allow)
+        assert answer.code in (2, 100)
+        assert "input.decode: found gpu, but the job runs on the CPU" in answer.err, command
+
+
+def test_an_embedding_takes_whole_numbers(cli: Cli, tmp_path: Path) -> None:
+    """They stay whole for it, and `validate --data` does not object."""
+    spec = scored(cli, tmp_path, TOKENS)
+    np.save(tmp_path / "x.npy", np.ones((4, 20), dtype=np.uint8))
+    for command in (("validate", "--data"), ("run", "--quiet")):
+        assert cli(*command, spec, "--allow-python", tmp_path).code == 0
 
 
 def test_a_model_that_needs_values_is_not_refused(cli: Cli, tmp_path: Path) -> None:

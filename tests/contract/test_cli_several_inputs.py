@@ -77,3 +77,12 @@ def test_validate_looks_at_several_inputs(cli: Cli, tmp_path: Path) -> None:
     assert "the model cannot take a batch of 4: ids int16[3], meta.height float64: KeyError: 'weight'" in wrong.err
     wrong = cli("validate", job, "--data", "input.fields.x={ids: words, meta.weight: weight}")
     assert "input.fields.x.ids: no 'words'; expected one of: tokens, weight" in wrong.err
+
+
+def test_whole_numbers_for_an_argument_of_fractions_are_refused_with_the_remedy(cli: Cli, tmp_path: Path) -> None:
+    """The message names the arguments that are whole."""
+    (tmp_path / "net.py").write_text(CODE.replace("self.words(ids).sum(1)", "self.words.weight.T @ ids"))
+    answer = cli("validate", tmp_path / "job.yaml", "--data")
+    assert answer.code == 2
+    assert "input.fields.x: the model computes in float32 and refuses whole numbers (ids int16): " in answer.err
+    assert answer.lines[-1].endswith("; if it wants fractions, store them as fractions")

@@ -252,6 +252,40 @@ def test_a_whole_run_without_a_gpu(pictures: list[Path], tmp_path: Path) -> None
     assert ours.wall_s > ours.trials[0].run_s
 
 
+def test_all_systems_score_the_same_files(pictures: list[Path], tmp_path: Path) -> None:
+    """What a job takes: subfolders, suffixes of any case, equal names in two folders; others are passed over."""
+    folder = tmp_path / "classes"
+    for number, name in enumerate(("cat/0.jpg", "cat/1.JPG", "dog/0.jpg", "2.JPEG", "cat/readme.txt")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(pictures[number].read_bytes())
+    wanted = Wanted(
+        models=("mobilenet_v3_small",),
+        systems=(System.OURS_CPU, System.EAGER),
+        files=folder,
+        side=32,
+        rounds=1,
+        batch_sizes=(4,),
+        workers=(0,),
+        device="cpu",
+    )
+    ours, loop = measure(wanted, shop(tmp_path)).rows
+    assert (ours.error, loop.error) == (None, None)
+    assert (ours.records, loop.records) == (4, 4)
+    assert ours.same_top1 is not None
+    assert ours.same_top1 > 0.5  # as above; a file that only one of them has would count as a difference
+
+
+def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
+    """The message says what is expected."""
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "notes.txt").write_text("")
+    photo(tmp_path / "photo.png")
+    at = shop(tmp_path)
+    for folder in (tmp_path / "given", tmp_path / "given" / "notes.txt"):
+        with pytest.raises(UsageError, match=r"holds no pictures, .* expected a folder of JPEGs"):
+            measure(Wanted(models=("mobilenet_v3_small",), files=folder, photos=tmp_path), at)
+
+
 def test_arrays_against_the_bare_replay(tmp_path: Path) -> None:
     """A model of the zoo's or of torchvision's over an npy: both rates, and their share."""
     wanted = Wanted(

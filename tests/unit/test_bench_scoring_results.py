@@ -26,18 +26,18 @@ def row(system: str, run_s: tuple[float, ...] = (1.0,), **values: object) -> Sco
 
 
 def test_agreement_counts_missing_files_as_different(tmp_path: Path) -> None:
-    """Two of four files agree, one differs, one is missing; folders and paths do not matter."""
+    """Two of four files agree, one differs, one is missing; paths count below the folder of the pictures."""
 
     def write(path: Path, **top1: int) -> None:
         path.parent.mkdir(exist_ok=True)
         probability = [0.5 + 0.01 * value for value in top1.values()]
-        names = [name.replace("_", "/") for name in top1]
+        names = [name.replace("_", "/").replace("P/", f"{tmp_path}/") for name in top1]
         pq.write_table(pa.table({"id": names, "top1": list(top1.values()), "probability": probability}), path)
 
     write(tmp_path / "shards" / "0.parquet", a=1, b=2)
     write(tmp_path / "shards" / "1.parquet", x_c=3, d=4)
-    write(tmp_path / "one.parquet", a=1, b=2, c=9)
-    ours, loop = predictions.read(tmp_path / "shards"), predictions.read(tmp_path / "one.parquet")
+    write(tmp_path / "one.parquet", P_a=1, P_b=2, P_x_c=9)
+    ours, loop = (predictions.read(tmp_path / name, tmp_path) for name in ("shards", "one.parquet"))
     loop["b"] = dataclasses.replace(loop["b"], probability=0.75)
     found = predictions.matrix({"ours": ours, "loop": loop})
     assert found["ours"]["loop"] == found["loop"]["ours"]
@@ -45,7 +45,7 @@ def test_agreement_counts_missing_files_as_different(tmp_path: Path) -> None:
     assert found["ours"]["loop"].probability == pytest.approx(0.23)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no results"):
-        predictions.read(tmp_path / "empty")
+        predictions.read(tmp_path / "empty", tmp_path)
 
 
 def test_ratios_are_to_the_best_hand_written_loop(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A DataLoader whose workers decode and resize with Pillow; the model, with what comes before and after, compiled."""
 
-import os
 import time
 
 import pyarrow as pa
@@ -34,6 +33,5 @@ def score(task: Task, pictures=Pictures) -> float:
         x = x.to(task.device, non_blocking=True)
         found.append([y.clone() for y in predict(torch.cat([x, blank[:short]]) if short else x)])
     probability, top1 = (torch.cat(parts)[: len(task.files)].cpu().numpy() for parts in zip(*found, strict=True))
-    ids = [os.path.basename(file) for file in task.files]
-    pq.write_table(pa.table({"id": ids, "top1": top1, "probability": probability}), task.out)
+    pq.write_table(pa.table({"id": task.files, "top1": top1, "probability": probability}), task.out)
     return time.perf_counter() - begin

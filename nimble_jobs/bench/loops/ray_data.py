@@ -35,7 +35,7 @@ def decode(row, side, ready):
     while not ready.exists():  # or much would be decoded before the clock starts
         time.sleep(0.01)
     image = Image.open(io.BytesIO(row["bytes"])).convert("RGB").resize((side, side), Image.BILINEAR)
-    return {"id": Path(row["path"]).name, "image": np.asarray(image)}
+    return {"id": row["path"], "image": np.asarray(image)}
 
 
 def score(task: Task) -> float:

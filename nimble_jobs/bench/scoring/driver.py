@@ -40,16 +40,24 @@ class _Contender:
     error: str | None = None
 
 
-def run(request: ScoringRequest, files: Sequence[Path], shop: Workshop, environment: dict[str, Any]) -> ScoringResults:
-    """Measure all systems on JPEGs that lie in one folder. A system that fails is a row that says why."""
-    return _Run(request, files, shop, environment).all()
+def run(
+    request: ScoringRequest, folder: Path, files: Sequence[Path], shop: Workshop, environment: dict[str, Any]
+) -> ScoringResults:
+    """Measure all systems on `files`, all pictures below a folder. A system that fails is a row that says why."""
+    return _Run(request, folder, files, shop, environment).all()
 
 
 class _Run:
     def __init__(
-        self, request: ScoringRequest, files: Sequence[Path], shop: Workshop, environment: dict[str, Any]
+        self,
+        request: ScoringRequest,
+        folder: Path,
+        files: Sequence[Path],
+        shop: Workshop,
+        environment: dict[str, Any],
     ) -> None:
         self._request = request
+        self._folder = folder
         self._files = files
         self._shop = shop
         self._results = ScoringResults(environment=environment)
@@ -146,7 +154,7 @@ class _Run:
             else:
                 run_s, wall_s, out = self._their_trial(contender)
             if number == 0:
-                self._answers[contender.system] = predictions.read(out)
+                self._answers[contender.system] = predictions.read(out, self._folder)
         except NimbleError as e:
             contender.error = str(e)
             self._shop.told(f"{contender.system}: {e}")
@@ -186,7 +194,7 @@ class _Run:
                 "weights": str(self._shop.weights),
                 "dtype": request.dtype,
             },
-            "input": picture_input(self._files[0].parent, request.side, setting.batch_size, decode),
+            "input": picture_input(self._folder, request.side, setting.batch_size, decode),
             "run": {"device": request.device},
         }
         return Job(name=f"{system}-{setting.batch_size}", spec=spec, shop=self._shop)

@@ -11,7 +11,9 @@ from nimble_jobs.bench.scoring import arrays, driver, photos
 from nimble_jobs.bench.scoring.request import ZOO, ScoringRequest, Wanted, side_of
 from nimble_jobs.bench.scoring.results import ScoringResults
 from nimble_jobs.bench.scoring.workshop import Workshop
+from nimble_jobs.data.listing import list_images
 from nimble_jobs.errors import UsageError
+from nimble_jobs.spec.formats import SUFFIXES
 
 _FITTED = 256  # files for the weights: `preparation.fitted` passes over those that cannot be decoded
 
@@ -37,31 +39,38 @@ def _pictures(wanted: Wanted, shop: Workshop) -> ScoringResults:
     if len(wanted.models) != 1 or wanted.models[0].startswith(ZOO):
         raise UsageError(f"--model: {','.join(wanted.models)}; expected one model of torchvision")
     [model] = wanted.models
-    files = _jpegs(wanted, shop)
+    folder, files = _jpegs(wanted, shop)
     asked = {"model": model, "side": wanted.side or side_of(model), "weights": str(shop.weights)}
     environment, request = _prepared(wanted, shop, {**asked, "files": [str(file) for file in files[:_FITTED]]})
     sizes = [file.stat().st_size for file in files]
     environment["files"] = {
         "count": len(files),
         "bytes": {"mean": sum(sizes) / len(sizes), "least": min(sizes), "most": max(sizes)},
-        "pixels": f"{wanted.size[0]}x{wanted.size[1]}" if (files[0].parent / photos.MANIFEST).exists() else None,
+        "pixels": f"{wanted.size[0]}x{wanted.size[1]}" if (folder / photos.MANIFEST).exists() else None,
     }
-    return driver.run(request, files, shop, environment)
+    return driver.run(request, folder, files, shop, environment)
 
 
-def _jpegs(wanted: Wanted, shop: Workshop) -> list[Path]:
-    """The files of a folder of the user's, or our own."""
+def _jpegs(wanted: Wanted, shop: Workshop) -> tuple[Path, list[Path]]:
+    """A folder of the user's, or our own, and the files in it that a job scores. Raises UsageError, DataError."""
     width, height = wanted.size
     own = wanted.files is None or (wanted.files / photos.MANIFEST).exists()
     if not own and wanted.files is not None and wanted.files.is_dir():
-        found = sorted(path for path in wanted.files.iterdir() if path.suffix in (".jpg", ".jpeg"))
-        if found:
-            return found
+        files = _listed(wanted.files)
+        if files:
+            return wanted.files, files
     sources = photos.sources(wanted.photos)
     names = tuple(path.name for path in sources)
     recipe = photos.Recipe(count=wanted.count, width=width, height=height, photos=names)
     folder = wanted.files or shop.folder.parent / f"jpeg-{wanted.count}-{width}x{height}-{recipe.digest[:8]}"
-    return photos.provide(folder, recipe, sources, shop.told)
+    photos.provide(folder, recipe, sources, shop.told)
+    return folder, _listed(folder)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What a job over the folder scores, so that all systems score the same."""
+    root, names, _ = list_images(str(folder), SUFFIXES["images"])
+    return [root / name for name in names]
 
 
 def _arrays(wanted: Wanted, shop: Workshop) -> ScoringResults:

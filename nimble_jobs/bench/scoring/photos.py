@@ -92,8 +92,11 @@ def provide(folder: Path, recipe: Recipe, photos: Sequence[Path], told: Callable
         if kept["digest"] == _digest(files):
             return files
         told(f"{folder} was changed: its JPEGs are made again")
-    elif folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"--images: {folder} is not empty, and this command did not make it; name another folder")
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(
+            f"--images: {folder} holds no pictures, and this command did not make it; "
+            "expected a folder of JPEGs, possibly in subfolders, or one to make them in"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     told(f"making {recipe.count} JPEGs of {recipe.width}x{recipe.height} in {folder}")
     ranges = [range(i, min(i + _CHUNK, recipe.count)) for i in range(0, recipe.count, _CHUNK)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import pyarrow.parquet as pq
 
@@ -20,7 +20,7 @@ class Answer:
     probability: float
 
 
-Answers = dict[str, Answer]  # by file name
+Answers = dict[str, Answer]  # by path below the folder of the pictures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,17 @@ class Agreement:
     probability: float  # largest difference of probability where top-1 is the same
 
 
-def read(path: Path) -> Answers:
-    """The answers in a Parquet file, or in those of a folder. Raises DataError where there are none."""
+def read(path: Path, pictures: Path) -> Answers:
+    """The answers in a Parquet file, or in those of a folder, about files of the folder `pictures`.
+
+    Raises DataError where there are none.
+    """
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     found: Answers = {}
     for file in files:
         table = pq.read_table(file, columns=["id", "top1", "probability"])
         for name, top1, probability in zip(*(table[c].to_pylist() for c in table.column_names), strict=True):
-            found[PurePath(name).name] = Answer(top1=top1, probability=probability)
+            found[name.removeprefix(f"{pictures}/")] = Answer(top1=top1, probability=probability)
     if not found:
         raise DataError(f"{path}: no results; expected Parquet with id, top1 and probability")
     return found

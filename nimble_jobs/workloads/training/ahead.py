@@ -22,10 +22,12 @@ from nimble_jobs.planner.step.prepare import PreparedStep
 from nimble_jobs.planner.step.validation import PreparedForward
 from nimble_jobs.spec import JobSpec, TrainSpec
 from nimble_jobs.store import Store
+from nimble_jobs.workloads import decode as decodes
 from nimble_jobs.workloads.training.step import setup
 from nimble_jobs.workloads.training.step.losses import targets
 from nimble_jobs.workloads.training.step.prepare import Means, prepare_step, replay_validations
 from nimble_jobs.workloads.training.step.validation import Forward, replayable
+from nimble_jobs.workloads.whole_numbers import naming_whole_numbers
 
 
 def why(spec: JobSpec, *, store: Store) -> Why:
@@ -142,6 +144,7 @@ def _asked(spec: JobSpec) -> tuple[dict[Role, dict[str, str]], torch.Tensor]:
         open_reader(spec.input, targets=targets(train.loss)) as reader,
         as_in_training(device),
     ):
+        decodes.check(spec, reader, device)
         size = setup.batch_size_of(spec)
         x, y = setup.example(setup.first_batch(reader, size), min(size, reader.total), torch.device("cpu"))
         parts = step_parts(code_parts(spec.model, train), train, spec.schedule, x, y, device)
@@ -168,8 +171,10 @@ def _prepare(
         with (
             setup.cores_shared(spec, device),
             open_reader(spec.input, targets=targets(train.loss)) as reader,
+            naming_whole_numbers(spec, reader),
             as_in_training(device),
         ):
+            decodes.check(spec, reader, device)
             ready = setup.prepare(spec, reader, device, allowed_python)
             with rehearsing():  # a step of several ranks joins the others when it trains
                 step = prepare_step(ready, means)

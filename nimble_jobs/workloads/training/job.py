@@ -40,6 +40,7 @@ from nimble_jobs.workloads.training.loop import Plan
 from nimble_jobs.workloads.training.session import Session, opened
 from nimble_jobs.workloads.training.step import setup
 from nimble_jobs.workloads.training.step.setup import Setup, cores_shared, ranks_of
+from nimble_jobs.workloads.whole_numbers import naming_whole_numbers
 
 CURVES, LAST = "curves.png", "last.safetensors"
 
@@ -57,7 +58,7 @@ def run(context: JobContext) -> Outcome:
             session.checkpoints.clear()
             return already_published(context, session.staging)
         try:
-            with as_in_training(device):
+            with as_in_training(device), naming_whole_numbers(session.spec, session.data.reader):
                 return _run(session)
         except Stopped:
             return Outcome(stop=context.stop())
