@@ -84,6 +84,8 @@ def test_builds_of_the_same_model_count_alone(on_gpu: bool) -> None:
     assert expected(others, model="m", on_gpu=on_gpu).ratio == pytest.approx(0.9)
     assert expected([facts(runs="eager")], model="m", on_gpu=on_gpu).batches() == math.inf
     assert "other machines" in expected([], model="m", on_gpu=on_gpu).source
+    for_texts, for_others = (expected([], model="m", on_gpu=on_gpu, texts=texts) for texts in (True, False))
+    assert on_gpu == (for_texts.batches() == for_others.batches())
 
 
 # ---- what a training on texts does

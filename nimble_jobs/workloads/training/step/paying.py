@@ -87,6 +87,7 @@ class Paying:
             self._store.schedules.builds(devices.describe(device), mode="training"),
             model=shape.parts.get("model.source", ""),
             on_gpu=able(device).asynchronous,
+            texts=shape.tokens is not None,
             programs=len(shape.request.programs),
         )
         needed = costs.batches()
