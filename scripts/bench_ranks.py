@@ -45,7 +45,7 @@ kind: finetune
 model: {{source: "torchvision:{model}", args: {args}, dtype: {dtype}}}
 input: {{source: records.npz, format: npz, fields: {{x: images, label: labels}}, batch_size: {batch}}}
 output: {{path: out/{name}, if_exists: replace}}
-schedule: {{on_miss: {on_miss}, fuse: "{fuse}"}}
+schedule: {{on_miss: {on_miss}, fuse: "{fuse}", progressive: false}}
 train:
   epochs: {epochs}
   optimizer: {{name: sgd, lr: {lr}, momentum: 0.9}}

@@ -181,7 +181,7 @@ def measure(folder: Path, model: str, size: int, steps: int, given: argparse.Nam
         "name": "bench",
         "kind": "finetune",
         "output": {"path": str(folder / "out"), "if_exists": "replace"},
-        "schedule": {"fuse": given.fuse},
+        "schedule": {"fuse": given.fuse, "progressive": False},
         **sections,
     }
     Timed.seconds = given.seconds

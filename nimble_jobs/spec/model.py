@@ -166,8 +166,8 @@ class ScheduleSpec(Frozen):
     )
     progressive: AutoOrFlag = Field(
         default="auto",
-        description="Without a stored schedule: auto begins in eager and builds if it pays; true builds in the "
-        "background; false builds first.",
+        description="Without a stored schedule: auto builds only if it pays; true begins in eager and builds beside "
+        "the job; false builds first.",
     )
     tolerance: Positive | None = Field(
         default=None, le=1, description="Largest relative norm of the difference from eager; by default set by dtype."

@@ -171,7 +171,13 @@ def test_a_rank_that_fails_alone_in_the_joint_capture_ends_the_attempt_with_its_
     (tmp_path / "ranks.py").write_text(f"RANK, CALL = {rank}, {call}\n{SHORT.replace('ERROR', error)}")
     spec = tmp_path / "net.yaml"
     spec.write_text(SPEC)
-    overrides = ["schedule.on_miss=build", "schedule.streams=1", "schedule.fuse=off", "run.stall=60s"]
+    overrides = [
+        "schedule.on_miss=build",
+        "schedule.progressive=false",
+        "schedule.streams=1",
+        "schedule.fuse=off",
+        "run.stall=60s",
+    ]
     with open_store(resolve(str(tmp_path / "home"))) as store:
         job = client.submit(spec, overrides=overrides, store=store, allow_python=[tmp_path], foreground=True)
         done = run_inline(store, job.id)

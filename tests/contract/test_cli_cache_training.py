@@ -72,6 +72,23 @@ def test_built_ahead_carried_and_found(cli: Cli, spec: Path, capsys: pytest.Capt
     assert (missed["hit"], missed["key"]) == (False, made["key"])
 
 
+def test_a_short_training_says_why_it_builds_nothing(cli: Cli, spec: Path) -> None:
+    """In `show` and its events, which tell how to build. With `progressive: false` it builds first."""
+    done = cli("run", spec, "--json").json
+    shown = cli("show", done["id"], "--json").json
+    assert (shown["schedule"]["runs"], cli("cache", "ls", "--json").json) == ("eager", [])
+    assert shown["schedule"]["fallback"].startswith("building would not pay: 7 batches are too few; ")
+    assert [event["message"] for event in shown["events"] if event["kind"] == "fallback"] == [
+        f"runs in eager: {shown['schedule']['fallback']}"
+    ]
+    assert f"schedule.fallback: {shown['schedule']['fallback']}" in cli("show", done["id"]).out
+    built = cli("run", spec, "schedule.progressive=false", "--json").json
+    assert (built["schedule"]["hit"], built["schedule"]["fallback"]) == ("miss", None)
+    assert len(cli("cache", "ls", "--json").json) == 2
+    loaded = cli("run", spec, "--json").json
+    assert loaded["schedule"]["hit"] == "stored"
+
+
 def test_explained_with_both_programs(cli: Cli, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Schedules are looked up without running the user's code, then built, drawn and found, for both programs."""
     with monkeypatch.context() as strict:

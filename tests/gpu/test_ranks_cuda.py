@@ -49,7 +49,7 @@ kind: finetune
 model: {source: "python:ranks.py:net"}
 input: {source: train.npz, format: npz, fields: {x: images, label: labels}, batch_size: 8}
 output: {path: out/net, if_exists: replace}
-schedule: {fuse: "off"}
+schedule: {fuse: "off", progressive: false}
 train:
   epochs: 40
   checkpoint: {every_steps: 20}

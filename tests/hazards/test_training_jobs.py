@@ -69,7 +69,10 @@ def test_a_job_trains_as_one_without_schedules(name: str, tmp_path: Path) -> Non
     """Weights and losses are those of the same job in eager; a fallback is an event with its reason."""
     lay_out(tmp_path)
     (tmp_path / "hazard.py").write_text(MODEL)
-    changes = {"model__source": f"python:{tmp_path}/hazard.py:{name}", "schedule": {"streams": 1, "fuse": "off"}}
+    changes = {
+        "model__source": f"python:{tmp_path}/hazard.py:{name}",
+        "schedule": {"streams": 1, "fuse": "off", "progressive": False},
+    }
     replayed = Attempt(spec_of(tmp_path, output="one/net", **changes))
     outcome = replayed.run()
     changes["schedule"] = {"on_miss": "eager"}

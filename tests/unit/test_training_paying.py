@@ -1,4 +1,4 @@
-"""Which buckets of a training are built: only those that pay. And what a training says of its builds."""
+"""Which steps of a training are built: only those that pay. And what a training says of its builds."""
 
 from __future__ import annotations
 
@@ -18,19 +18,31 @@ from nimble_jobs.store.schedules import BuildFacts
 from nimble_jobs.views.jobs import schedule_state
 from nimble_jobs.workloads import Stop
 from nimble_jobs.workloads.training.step import paying, validation
+from tests import trainings
 from tests.text_trainings import lay_out, spec_of
+from tests.threaded_trainings import Team, threaded_ranks
 from tests.trainings import Attempt, digests
+
+__all__ = ["threaded_ranks"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 AUTO: dict[str, Any] = {"schedule": {}}
 SHORTER, LONGER = 4, 8  # batches of the two buckets in two epochs
+ONCE = 14  # batches of the images in two epochs
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("paying")
     lay_out(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("images")
+    trainings.lay_out(found)
     return found
 
 
@@ -72,9 +84,11 @@ def test_builds_of_the_same_model_count_alone(on_gpu: bool) -> None:
     assert expected(others, model="m", on_gpu=on_gpu).ratio == pytest.approx(0.9)
     assert expected([facts(runs="eager")], model="m", on_gpu=on_gpu).batches() == math.inf
     assert "other machines" in expected([], model="m", on_gpu=on_gpu).source
+    for_texts, for_others = (expected([], model="m", on_gpu=on_gpu, texts=texts) for texts in (True, False))
+    assert on_gpu == (for_texts.batches() == for_others.batches())
 
 
-# ---- what a training does
+# ---- what a training on texts does
 
 
 def test_a_short_training_builds_nothing_and_says_so_once(folder: Path) -> None:
@@ -220,3 +234,104 @@ def test_a_training_that_is_cancelled_while_it_builds_says_what(folder: Path) ->
     (said,) = attempt.said("stopped")
     assert said.startswith("after ")
     assert said.endswith(" s of building the training step for texts of up to 16 tokens")
+
+
+# ---- what a training with one step does
+
+
+def once(images: Path, output: str, **changes: Any) -> Attempt:
+    """A training on images that decides by itself."""
+    return Attempt(trainings.spec_of(images, output=f"{output}/net", **{**AUTO, **changes}))
+
+
+def test_a_short_training_with_one_step_stays_in_eager(images: Path) -> None:
+    """It gives the bytes of one that asks for eager, whether the step was measured or not, and its words fit."""
+    short = once(images, "short")
+    outcome = short.run()
+    (said,) = short.said("fallback")
+    assert said == f"runs in eager: {outcome.schedule['fallback']}"
+    assert said.startswith(f"runs in eager: building would not pay: {ONCE} batches are too few; ")
+    assert said.endswith(
+        "batches (estimated from other machines, as this one has built no training step yet); "
+        "nimble-jobs cache build SPEC builds ahead"
+    )
+    assert short.said("building") == []
+    assert (outcome.timings["build_s"], outcome.timings["replays"]) == (0, 0)
+    once(images, "eager", schedule={"on_miss": "eager"}).run()
+    costs = StepCosts(build_s=1e6, build_steps=0.0, ratio=0.5, source="a guess")
+    with mock.patch.object(paying, "expected", return_value=costs):
+        once(images, "measured").run()
+    assert digests(images / "short/net") == digests(images / "eager/net") == digests(images / "measured/net")
+
+
+@pytest.mark.parametrize(
+    ("name", "batches", "changes"),
+    [
+        ("all", ONCE, {}),
+        ("whole", ONCE - 2, {"train__last_batch": "drop"}),
+        ("accumulated", ONCE, {"train__accumulate": 2}),
+        ("one-epoch", 7, {"train__epochs": 1}),
+    ],
+)
+def test_batches_of_all_epochs_count(images: Path, name: str, batches: int, changes: dict[str, Any]) -> None:
+    """From the number on that pays for a build, the step is built."""
+    changes = {"train__lr_schedule": {}, "train__validation": None, "train__checkpoint": None, **changes}
+    with pays_from(batches) as asked:
+        declined = once(images, f"{name}-declined", **changes).run()
+    assert declined.schedule["fallback"].startswith(f"building would not pay: {batches} batches are too few")
+    assert asked.call_args.kwargs["programs"] == changes.get("train__accumulate", 1)
+    with pays_from(batches - 1):
+        built = once(images, f"{name}-built", **changes)
+        outcome = built.run()
+    assert built.said("building") == ["builds the training step"]
+    assert (outcome.schedule["runs"], outcome.timings["replays"] > 0) == ("schedule", True)
+
+
+@pytest.mark.parametrize("began", ["eager", "schedule"])
+def test_a_resumed_training_keeps_its_one_step(images: Path, tmp_path: Path, began: str) -> None:
+    """Whatever a build would cost now, and whether or not its schedule is still stored, the bytes stay."""
+    first, then = (math.inf, 0) if began == "eager" else (0, math.inf)
+    with pays_from(first):
+        once(images, f"{began}-whole").run()
+        spec = trainings.spec_of(images, output=f"{began}-parts/net", **AUTO)
+        Attempt(spec, stop=lambda asked: Stop.DRAIN if asked >= 5 else Stop.GO).run()
+    with pays_from(then) as asked:
+        resumed = Attempt(spec, number=2, home=tmp_path / "home")
+        outcome = resumed.run()
+        asked.assert_not_called()
+    assert outcome.schedule["runs"] == began
+    assert resumed.said("building") == ([] if began == "eager" else ["builds the training step"])
+    (said,) = resumed.said("resumed")
+    assert "not bit for bit" not in said
+    assert digests(images / f"{began}-whole/net") == digests(images / f"{began}-parts/net")
+
+
+def test_validations_of_a_step_in_eager_build_nothing(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where validations are replayed."""
+    monkeypatch.setattr(validation, "able", lambda _: SimpleNamespace(graphs=True))
+    attempt = once(images, "validated")
+    attempt.run()
+    assert attempt.said("building") == []
+    assert "validation runs in eager: as its steps do, and none is stored" in attempt.said("fallback")
+
+
+@pytest.mark.parametrize(("batches", "runs"), [(ONCE, "eager"), (ONCE - 1, "schedule")])
+def test_the_first_of_several_ranks_decides(images: Path, threaded_ranks: list[Team], batches: int, runs: str) -> None:
+    """Alone: the others do as it does."""
+    with pays_from(batches) as asked:
+        ranks = once(images, f"ranks-{runs}", run__gpus=2, run__device="cpu", model__args={"dropout": 0.0})
+        outcome = ranks.run()
+    asked.assert_called_once()
+    assert threaded_ranks[0].errors == []
+    assert (outcome.schedule["runs"], outcome.schedule["ranks"]) == (runs, 2)
+    fallback = outcome.schedule["fallback"]
+    assert fallback is None if runs == "schedule" else fallback.startswith("building would not pay")
+
+
+def test_ranks_are_measured_too(images: Path, threaded_ranks: list[Team]) -> None:
+    """The first one alone, before it knows the others."""
+    costs = StepCosts(build_s=1e6, build_steps=0.0, ratio=0.5, source="a guess")
+    with mock.patch.object(paying, "expected", return_value=costs):
+        outcome = once(images, "ranks-measured", run__gpus=2, run__device="cpu").run()
+    assert threaded_ranks[0].errors == []
+    assert outcome.schedule["fallback"].startswith("building would not pay")

@@ -38,7 +38,10 @@ class _Defaults:
 _GPU = _Defaults(build_s=10.0, build_steps=1500.0, ratio=0.45)
 # On two cores the buckets of 24 and 48 tokens of MiniLM, steps of 181 and 353 ms, took 46 s together, and their
 # replays 0.98 and 0.99 of eager's time (text.md).
-_CPU = _Defaults(build_s=8.0, build_steps=55.0, ratio=0.97)
+_CPU_TEXTS = _Defaults(build_s=8.0, build_steps=55.0, ratio=0.97)
+# On two cores steps of convolutional networks, 10 to 585 ms, took 2 to 31 s, and their replays 0.52 to 1 of eager's
+# time, in the middle 0.85 (decision 0080). A build that brings nothing should then take 0.15 of the training's time.
+_CPU = _Defaults(build_s=4.0, build_steps=45.0, ratio=0.85)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +61,16 @@ class StepCosts:
         return (self.build_s / step_s + self.build_steps) / (1 - self.ratio) if self.ratio < 1 else math.inf
 
 
-def expected(builds: Sequence[BuildFacts], *, model: str, on_gpu: bool, programs: int = 1) -> StepCosts:
+def expected(
+    builds: Sequence[BuildFacts], *, model: str, on_gpu: bool, texts: bool = False, programs: int = 1
+) -> StepCosts:
     """Costs for a step of so many programs. `builds`: of training steps on this device, as the store remembers them,
     one for each program.
 
     Builds of the same model count alone if there are any. Ratios are medians, and so are the times of builds, as
     shares of what is expected without them.
     """
-    defaults = _GPU if on_gpu else _CPU
+    defaults = _GPU if on_gpu else _CPU_TEXTS if texts else _CPU
     own = [build for build in builds if build.model == model]
     known = own or list(builds)
     share, ratio = 1.0, defaults.ratio

@@ -283,8 +283,8 @@ def _replay_validations(
 
 
 def _paying(reading: Reading, ready: Setup, on_miss: str) -> Paying | None:
-    """What decides which buckets of texts are worth a build; None if the spec has decided, or there are no texts."""
-    if reading.texts is None or on_miss != "build" or reading.spec.schedule.progressive is False:
+    """What decides which steps are worth a build; None if the spec has decided, and for ranks that follow another."""
+    if on_miss != "build" or reading.spec.schedule.progressive is False:
         return None
     return Paying(ready, reading.context.store)
 

@@ -35,6 +35,7 @@ from nimble_jobs.planner.step.eager import Objective
 from nimble_jobs.planner.step.request import OptimizerRecipe, Ranks, StepRequest
 from nimble_jobs.spec import JobSpec, ModelSpec, OptimizerSpec, TrainSpec, parse_source
 from nimble_jobs.workloads.heads import logits_of
+from nimble_jobs.workloads.training.batches.epochs import Sampler
 from nimble_jobs.workloads.training.batches.lots import Checks
 from nimble_jobs.workloads.training.step.losses import loss_name, make_loss, takes_names
 
@@ -67,7 +68,7 @@ class Setup:
     names: tuple[str, ...] = ()  # of the classes of texts
     head: str | None = None  # what is to be said of a classifier's head
     tokens: int | None = None  # of the request's bucket
-    batches: int = 0  # of texts in this bucket, in the whole training
+    batches: int = 0  # in the whole training; of texts, those in this bucket
 
     @property
     def each(self) -> tuple[Setup, ...]:
@@ -130,7 +131,16 @@ def prepare(spec: JobSpec, reader: Reader, device: torch.device, allowed_python:
         ranks=ranks,
     )
     parts = step_parts(code, train, spec.schedule, x, y, device) | rank_parts(ranks)
-    setup = Setup(spec=spec, module=module, request=request, classes=classes, code=code, parts=parts, limits=limits)
+    setup = Setup(
+        spec=spec,
+        module=module,
+        request=request,
+        classes=classes,
+        code=code,
+        parts=parts,
+        limits=limits,
+        batches=train.epochs * Sampler.of(spec, reader.total).batches,
+    )
     setup.checks.labels(first, reader)
     _try_loss(train, request)
     setup.check_code()
