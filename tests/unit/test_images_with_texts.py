@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from PIL import Image
 
 from nimble_jobs.data import Reader, open_reader
-from nimble_jobs.errors import DataError, ModelError
+from nimble_jobs.errors import DataError, ModelError, SpecError
 from nimble_jobs.job import JobState
 from nimble_jobs.models.build import build
 from nimble_jobs.spec import dump, load
@@ -145,6 +146,81 @@ def test_a_clip_scores_pictures_and_captions(tmp_path: Path) -> None:
             alone = model(input_ids=torch.tensor([tokens]), pixel_values=image)
         for field in ("image_embeds", "text_embeds"):
             torch.testing.assert_close(torch.tensor(row[field]), alone[field][0], atol=1e-4, rtol=1e-3)
+
+
+TWO_TOWERS = """
+import torch
+from torch import nn
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.pixels = nn.Embedding(40, 4), nn.Linear(3, 4)
+
+    def forward(self, pixel_values, input_ids, attention_mask):
+        mask = attention_mask.unsqueeze(-1).to(pixel_values.dtype)
+        text = (self.words(input_ids) * mask).sum(1) / mask.sum(1)
+        return {"score": (text * self.pixels(pixel_values.mean((2, 3)))).sum(-1), "length": attention_mask.sum(1)}
+
+def towers():
+    return Towers()
+"""
+
+
+def written_csv(folder: Path, texts: list[str]) -> None:
+    """Captions beside the paths of pictures."""
+    with (folder / "pairs.csv").open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["name", "picture", "caption"])
+        for i, text in enumerate(texts):
+            (folder / f"{i}.png").write_bytes(png(i))
+            lines.writerow([f"p{i}", f"{i}.png", text])
+
+
+def scored(folder: Path, text: str, *edits: tuple[str, str]) -> list[dict[str, Any]]:
+    """The rows of a job over pairs.csv, with these settings of texts."""
+    path = folder / "job.yaml"
+    said = SPEC.format(folder=folder, arguments=ARGUMENTS, text=text, threshold=0)
+    for old, new in (("pairs.parquet", "pairs.csv"), ("format: parquet", "format: csv"), *edits):
+        said = said.replace(old, new)
+    path.write_text(said)
+    spec = load(path)
+    assert not look(spec, (folder,)).problems
+    with open_store(resolve(str(folder / "home"))) as store:
+        job = run(store, dump(spec), allow_python=(str(folder),))
+    assert job.state is JobState.SUCCEEDED, job.error
+    return [row for path in sorted((folder / "out").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def test_a_clip_scores_pictures_and_captions_of_csv(tmp_path: Path) -> None:
+    """With settings of texts, too: captions are cut to `max_length`, behind the prompt."""
+    clip(tmp_path)
+    texts = ["the cat", "big red dog", "big " * 40]
+    written_csv(tmp_path, texts)
+    rows = scored(tmp_path, "{max_length: 8, prompt: 'query : '}")
+    model = build(load(tmp_path / "job.yaml").model)
+    for row, text in zip(rows, texts, strict=True):
+        tokens = ids(f"query : {text}")
+        tokens = tokens if len(tokens) <= 8 else [*tokens[:7], 3]
+        with torch.no_grad():
+            alone = model(input_ids=torch.tensor([tokens]), pixel_values=torch.zeros(1, 3, 16, 16))
+        torch.testing.assert_close(torch.tensor(row["text_embeds"]), alone["text_embeds"][0], atol=1e-4, rtol=1e-3)
+
+
+def test_a_model_of_ones_own_takes_captions_of_csv(tmp_path: Path) -> None:
+    """The spec names its tokenizer and the longest text; a tokenizer that is not there is an error of the spec."""
+    clip(tmp_path)
+    (tmp_path / "net.py").write_text(TWO_TOWERS)
+    written_csv(tmp_path, ["the cat", "big red dog", "big " * 40])
+    edits = (
+        (f"transformers:{tmp_path}/clip", f"python:{tmp_path}/net.py:towers"),
+        ("image_embeds, text_embeds, logits_per_image", "score, length"),
+        ("  batch_size: 3\n", "  batch_size: 3\n  transform: {resize: 16}\n"),
+    )
+    rows = scored(tmp_path, f"{{tokenizer: {tmp_path}/clip, max_length: 6}}", *edits)
+    assert [row["length"] for row in rows] == [4, 5, 6]
+    with pytest.raises(SpecError, match=r"input\.text\.tokenizer: no file or folder .*/nothing; expected"):
+        scored(tmp_path, "{tokenizer: nothing, max_length: 6}", *edits)
 
 
 def test_numbers_stay_as_they_are(tmp_path: Path) -> None:
