@@ -19,7 +19,7 @@ from nimble_jobs.data import Reader, open_reader
 from nimble_jobs.errors import DataError, ModelError, SpecError
 from nimble_jobs.job import JobState
 from nimble_jobs.models.build import build
-from nimble_jobs.spec import dump, load
+from nimble_jobs.spec import dump, load, restore
 from nimble_jobs.spec.model import FieldsSpec, InputSpec
 from nimble_jobs.store import open_store
 from nimble_jobs.store.home import resolve
@@ -250,3 +250,94 @@ def test_what_cannot_be_tokenized_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"cannot be read as a tokenizer"):
         opened(broken)
     assert any("cannot be read as a tokenizer" in problem for problem in look(broken).problems)
+
+
+NO_PICTURE = "AttributeError: 'NoneType' object has no attribute 'shape'"
+NOT_GIVEN = "pixel_values, position_ids, return_loss"
+WITHOUT_PICTURES = {
+    "a mapping": (
+        {"format": "parquet", "fields": {"x": {"input_ids": "caption"}, "id": "name"}},
+        {"fields": ["id", "text_embeds"]},
+        "input.fields.x: the model cannot take a batch of 32: attention_mask, input_ids int32[16]: "
+        f"{NO_PICTURE}; the model also takes {NOT_GIVEN}, which input.fields.x does not map",
+    ),
+    "text": (
+        {"format": "text", "fields": {"x": "caption", "id": "name"}},
+        {"fields": ["id", "embedding"], "pooling": "mean"},
+        f"input.format: the model cannot take a batch of texts: {NO_PICTURE}; it also takes {NOT_GIVEN}, which "
+        "input.format text does not give",
+    ),
+    "openai-batch": (
+        {"format": "openai-batch"},
+        {"format": "openai-batch", "fields": ["id", "embedding"], "pooling": "mean"},
+        f"input.format: the model cannot take a batch of texts: {NO_PICTURE}; it also takes {NOT_GIVEN}, which "
+        "input.format openai-batch does not give",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_PICTURES)
+def test_texts_alone_are_not_enough_for_a_clip(kind: str, tmp_path: Path) -> None:
+    """`run` says what `validate --data` says: the field, and the arguments that are not given."""
+    given, output, problem = WITHOUT_PICTURES[kind]
+    clip(tmp_path)
+    written(tmp_path, ["cat"] * 3)
+    body = {"model": "m", "input": "cat"}
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}
+    (tmp_path / "batch.jsonl").write_text(json.dumps(request))
+    source = tmp_path / ("batch.jsonl" if kind == "openai-batch" else "pairs.parquet")
+    job = spec_with(tmp_path, {"source": str(source), **given}, output)
+    (found,) = look(job).problems
+    assert found == problem
+    with open_store(resolve(str(tmp_path / "home"))) as store:
+        assert run(store, dump(job)).error == found
+
+
+def spec_with(folder: Path, given: dict[str, Any], output: dict[str, Any], **args: Any) -> Any:
+    return restore(
+        {
+            "version": 1,
+            "name": "texts",
+            "kind": "score",
+            "model": {"source": f"transformers:{folder}/clip", "args": args},
+            "input": given,
+            "run": {"device": "cpu"},
+            "output": {"path": str(folder / "out"), **output},
+        }
+    )
+
+
+def test_the_text_side_of_a_clip_alone(tmp_path: Path) -> None:
+    """`architectures` names the class of a part: texts get the projected vectors that the whole model gives them."""
+    transformers = pytest.importorskip("transformers")
+    clip(tmp_path)
+    texts = ["the cat", "big red dog", "big " * 40]
+    written(tmp_path, list(texts))
+    given = {"source": str(tmp_path / "pairs.parquet"), "format": "text", "fields": {"x": "caption", "id": "name"}}
+    spec = spec_with(tmp_path, given, {"fields": ["id", "text_embeds"]}, architectures=["CLIPTextModelWithProjection"])
+    assert not look(spec).problems
+    with open_store(resolve(str(tmp_path / "home"))) as store:
+        job = run(store, dump(spec))
+    assert job.state is JobState.SUCCEEDED, job.error
+    model = transformers.CLIPModel.from_pretrained(tmp_path / "clip").eval()
+    rows = [row for path in sorted((tmp_path / "out").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+    assert [row["id"] for row in rows] == ["p0", "p1", "p2"]
+    for row, text in zip(rows, texts, strict=True):
+        tokens = ids(text) if len(ids(text)) <= 16 else [*ids(text)[:15], 3]
+        with torch.no_grad():
+            alone = model.get_text_features(input_ids=torch.tensor([tokens])).pooler_output[0]
+        torch.testing.assert_close(torch.tensor(row["text_embeds"]), alone, atol=1e-4, rtol=1e-3)
+
+
+def test_the_image_side_of_a_clip_alone(tmp_path: Path) -> None:
+    """As with texts; its one input needs no mapping."""
+    transformers = pytest.importorskip("transformers")
+    clip(tmp_path)
+    x = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    spec = spec_with(
+        tmp_path, {"source": "x.npy", "format": "npy"}, {}, architectures=["CLIPVisionModelWithProjection"]
+    )
+    whole = transformers.CLIPModel.from_pretrained(tmp_path / "clip").eval()
+    with torch.no_grad():
+        expected = whole.get_image_features(pixel_values=x).pooler_output
+        torch.testing.assert_close(build(spec.model)(x)["image_embeds"], expected)
