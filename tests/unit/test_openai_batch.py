@@ -89,6 +89,18 @@ def vector(model: Path, ids: list[int]) -> np.ndarray:
     return found
 
 
+def test_fields_need_not_be_named(cli: Cli, model: Path, tmp_path: Path) -> None:
+    """The only ones that answers can have are the default."""
+    path = job(tmp_path, model, [request("a", TEXTS[0])])
+    spec = json.loads(path.read_text())
+    del spec["output"]["fields"]
+    path.write_text(json.dumps(spec))
+    (line,) = answers(cli, path)
+    assert len(line["response"]["body"]["data"][0]["embedding"]) == 16
+    (found,) = cli("ls", "--json").json
+    assert cli("show", found["id"], "--json").json["spec"]["output"]["fields"] == ["id", "embedding"]
+
+
 def test_every_kind_of_input_is_answered(cli: Cli, model: Path, tmp_path: Path) -> None:
     """One text, several, tokens, lists of tokens: a line each, in the order of the input, with its tokens counted."""
     tokens = [ids_of(model, text) for text in TEXTS]
