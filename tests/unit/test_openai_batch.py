@@ -258,6 +258,8 @@ def test_no_mistake_is_tolerated_by_default(cli: Cli, model: Path, tmp_path: Pat
     answer = cli("run", str(path), "run.error_threshold=0")
     assert answer.code == 100
     assert "in.jsonl:2: body.input: is empty; expected text" in answer.err
+    answer = cli("run", str(job(tmp_path, model, [b'{"custom_id": '])), "run.error_threshold=0")
+    assert f"the last one is line 1: {tmp_path}/in.jsonl:1: is not JSON (" in answer.err
 
 
 def test_a_file_without_a_good_request(cli: Cli, model: Path, tmp_path: Path) -> None:
