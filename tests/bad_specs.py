@@ -224,6 +224,14 @@ BAD_SPECS = [
         messages=("{file}:15: run.batch_size: unknown field, did you mean input.batch_size?",),
     ),
     BadSpec(
+        name="a field whose name only another section has",
+        text=FINETUNE + "  keep: 3\n  checkpoint: {keep: 3}\n",
+        messages=(
+            "{file}:18: train.keep: unknown field, did you mean train.checkpoint.keep_last?",
+            "{file}:19: train.checkpoint.keep: unknown field, did you mean keep_last?",
+        ),
+    ),
+    BadSpec(
         name="an unknown field like no other",
         text=edit(("run:\n", "run:\n  colour: blue\n")),
         messages=(

@@ -157,9 +157,9 @@ BAD_TEXT_OUTPUTS = [
     ),
     BadSpec(
         name="answers of other fields",
-        text=edit(("  fields: [id, embedding]\n  pooling: mean\n", ""), base=BATCH),
+        text=edit(("  fields: [id, embedding]\n  pooling: mean\n", "  fields: [id, top1]\n"), base=BATCH),
         messages=(
-            "{file}:9: output.fields: found id, top1, probability, but output.format is openai-batch; expected [id, embedding]",
+            "{file}:12: output.fields: found id, top1, but output.format is openai-batch; expected [id, embedding]",
         ),
     ),
     BadSpec(

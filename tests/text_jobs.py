@@ -50,9 +50,10 @@ def write_texts(path: Path, texts: Sequence[str], **more: Any) -> Path:
     return path
 
 
-def run(store: Store, spec: dict[str, Any], station: Any = None) -> Job:
+def run(store: Store, spec: dict[str, Any], station: Any = None, allow_python: tuple[str, ...] = ()) -> Job:
     """Run a job to its end."""
-    job = queued(store, spec=spec, name="texts", kind="score", foreground=True, now=time.time())
+    allowed = {"allow_python": allow_python, "now": time.time()}
+    job = queued(store, spec=spec, name="texts", kind="score", foreground=True, **allowed)
     run_inline(store, job.id, station=station or real_station(store, "w", "cpu", None))
     return store.jobs.get(job.id)
 

@@ -25,7 +25,7 @@ _CODES = {
 }
 # Whoever wrote the file finds the request by its line, as its custom_id is of no use.
 _BY_LINE = frozenset({"line", "custom_id"})
-_FIELD = re.compile(r"(line|custom_id|method|url|body(?:\.\w+)?)(?:\[\d+\])?: ")
+_FIELD = re.compile(r"(custom_id|method|url|body(?:\.\w+)?)(?:\[\d+\])?: ")
 _OURS = "the server could not answer this request, which is no fault of the request"
 
 
@@ -132,11 +132,11 @@ class Answers:
         message = refused.reason.removeprefix(f"{place}: ").removesuffix(HOW_TO_CUT)
         answer: dict[str, Any] = {"id": self._id(number), "custom_id": refused.id or None}
         found = _FIELD.match(message)
-        if found is None:  # a shard that failed again and again, or an embedding that is not finite
+        where = "line" if message.startswith("is ") else found[1] if found is not None else None
+        if where is None:  # a shard that failed again and again, or an embedding that is not finite
             return answer | self._answered(number, 500, _OURS, kind="server_error", field=None)
-        where = found[1]
         if where in _BY_LINE:
-            message = f"line {self._requests.lines[number]}: {message.removeprefix('line: ')}"
+            message = f"line {self._requests.lines[number]}: {message}"
         if where in _CODES:
             return {**answer, "response": None, "error": {"code": _CODES[where], "message": message}}
         field = where.partition(".")[2] or None

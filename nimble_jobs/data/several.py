@@ -102,7 +102,9 @@ class Member:
             field[rows] = x
         if not allow_nan:
             for row, why in not_finite(loaded.x, self.source.preprocess if self.stored else None).items():
-                bad[int(rows[row])] = f"{self.part.path}: {why}"
+                at = int(rows[row])
+                where = "" if self.source.lines else f"{self.source.place(int(indexes[at]))}: "
+                bad[at] = f"{where}{self.part.path}: {why}"
         return bad
 
 

@@ -59,15 +59,17 @@ def build(
     return _placed(module, None if source.scheme == "transformers" else dtype, device, spec.source).eval()
 
 
-def shapes_only(spec: ModelSpec, *, allowed_python: Sequence[Path] = ()) -> nn.Module:
-    """The module on torch's meta device, in eval mode: its weights have names and shapes, but no values.
+def shapes_only(spec: ModelSpec, *, allowed_python: Sequence[Path] = (), headless: bool = False) -> nn.Module:
+    """The module on torch's meta device, in eval mode: its weights have names and shapes, but no values. `headless` is
+    that of `build`.
 
     Not for exported programs. Raises ModelError, also if the model's code needs values.
     """
     source = source_of(spec)
     unloaded = spec.model_copy(update={"weights": "none.safetensors"})  # no weights are looked for
     with _seeded(spec.seed), torch.device("meta"):
-        return _made(unloaded, source, None, DTYPES[spec.dtype], allowed_python).to(DTYPES[spec.dtype]).eval()
+        made = _made(unloaded, source, None, DTYPES[spec.dtype], allowed_python, headless=headless)
+        return made.to(DTYPES[spec.dtype]).eval()
 
 
 def _made(

@@ -57,7 +57,7 @@ def call_of(model: nn.Module, paths: Sequence[str]) -> Call:
 
     Models whose code does not say what they take are not checked.
     """
-    signature = _signature(model)
+    signature = signature_of(model)
     if signature is not None:
         _check(signature, paths)
     takes = getattr(model, TAKES, None)
@@ -145,7 +145,7 @@ def _check(signature: inspect.Signature, paths: Sequence[str]) -> None:
         ) from e
 
 
-def _signature(model: nn.Module) -> inspect.Signature | None:
+def signature_of(model: nn.Module) -> inspect.Signature | None:
     """What the model's forward takes; None if its code does not say."""
     try:
         return inspect.signature(model.forward)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,12 +12,15 @@ from typing import Any, Literal
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.classes import classes_of
 from nimble_jobs.models.identity import FOLDER_WEIGHTS, missing_package
+from nimble_jobs.models.tokenizer_file import whole_config
 from nimble_jobs.sentence import (
     Pooling,
     SentenceFolder,
+    is_folder,
     problem_of_prompt,
     prompt_of,
     read_folder,
+    strangers,
     transformer_folder,
 )
 from nimble_jobs.sentence.sources import MODULES, read_mapping
@@ -42,7 +46,7 @@ def examine(folder: Path) -> Iterator[Trait]:
         inner = transformer_folder(folder)
         config = read_mapping(inner / "config.json")
     except ModelError as e:
-        yield Trait(name="model", detail=str(e), status="problem")
+        yield from _without_model(folder, e)
         return
     yield from _model(inner, config)
     yield from _padding(inner, config)
@@ -54,13 +58,25 @@ def examine(folder: Path) -> Iterator[Trait]:
         yield Trait(name="modules", detail=str(e), status="problem")
     else:
         if found is not None:
-            yield from _sentence(found)
+            yield from _sentence(found, _positions(inner))
         elif _is_encoder(config, arguments):
             detail = f"there is no {MODULES}, so embeddings of texts need output.pooling"
             yield Trait(name="embedding", detail=detail, status="note")
     if _has_classes(config):
         yield _classes(folder)
     yield trait
+
+
+def _without_model(folder: Path, error: ModelError) -> Iterator[Trait]:
+    """Models that are no Transformer, such as StaticEmbedding, have no config.json where it would be."""
+    strange: list[str] = []
+    if is_folder(folder):
+        with suppress(ModelError):  # a malformed modules.json is `error`
+            strange = strangers(folder)
+    for problem in strange:
+        yield Trait(name="modules", detail=problem, status="problem")
+    if not strange:
+        yield Trait(name="model", detail=str(error), status="problem")
 
 
 def _model(inner: Path, config: dict[str, Any]) -> Iterator[Trait]:
@@ -109,12 +125,22 @@ def _weights(inner: Path) -> Iterator[Trait]:
         yield Trait(name="weights", detail=there[0])
 
 
-def _sentence(found: SentenceFolder) -> Iterator[Trait]:
+def _positions(inner: Path) -> int | None:
+    """Most tokens that the model takes, with the default of its kind if transformers can tell that."""
+    config = None
+    if importlib.util.find_spec("transformers") is not None:
+        with suppress(ModelError):  # `_arguments` reports it
+            config = whole_config(inner)
+    return text_model(inner, config).positions
+
+
+def _sentence(found: SentenceFolder, positions: int | None) -> Iterator[Trait]:
     for problem in found.problems:
         yield Trait(name="modules", detail=problem, status="problem")
     if found.pooling is not None:
         yield Trait(name="embedding", detail=_words(found.pooling))
-    told = [] if found.max_length is None else [f"up to {found.max_length} tokens"]
+    limit = min((n for n in (found.max_length, positions) if n is not None), default=None)
+    told = [] if limit is None else [f"up to {limit} tokens"]
     told += ["made lower case"] if found.lower_case else []
     told += [f"compared by {found.similarity}"] if found.similarity else []
     if told:

@@ -88,7 +88,24 @@ def _configured(folder: Path, args: dict[str, Any]) -> tuple[Any, Any]:
     if unknown:
         key = min(unknown)
         raise ModelError(f"model.args.{key}: no such entry in the configuration{similar(key, list(config.to_dict()))}")
-    return config, transformers
+    return _part(config, transformers), transformers
+
+
+def _part(config: Any, transformers: Any) -> Any:
+    """The part of the configuration that the class in `architectures` takes: CLIPTextModel takes `text_config`."""
+    names = config.architectures or []
+    cls = _named(names[0], config, transformers) if names else None
+    wanted = getattr(cls, "config_class", None)
+    if not isinstance(wanted, type) or isinstance(config, wanted):
+        return config
+    for name in config.sub_configs:
+        part: Any = getattr(config, name, None)
+        if issubclass(type(part), wanted):
+            part.architectures = names
+            if hasattr(part, "projection_dim") and hasattr(config, "projection_dim"):
+                part.projection_dim = config.projection_dim  # the one that the whole model was built with
+            return part
+    return config
 
 
 def _refuse_remote_code(folder: Path) -> None:
@@ -174,7 +191,8 @@ def _with_weights(
 ) -> Any:
     """The model with the folder's weights. `more`: arguments of its class. Raises ModelError."""
     try:
-        with _without_report() if new_head or headless else nullcontext(), Unfilled():
+        quiet = new_head or headless or config.base_config_key  # of a part: the rest of the weights is not used
+        with _without_report() if quiet else nullcontext(), Unfilled():
             model, info = cls.from_pretrained(
                 folder,
                 config=config,

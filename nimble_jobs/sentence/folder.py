@@ -66,7 +66,7 @@ def read_folder(folder: Path) -> SentenceFolder | None:
         return None
     entries = modules_of(folder)
     transformer = transformer_folder(folder)
-    problems = list(_strangers(folder, entries))
+    problems = strangers(folder)
     own, settings = _transformer_settings(transformer)
     path, overall = folder / _SETTINGS, {}
     if path.exists():
@@ -139,9 +139,9 @@ def resolve(folder: Path | None, mode: str | None, normalize: bool | None) -> Po
     )
 
 
-def _strangers(folder: Path, entries: list[dict[str, Any]]) -> list[str]:
-    """Modules of a kind that is not understood, or at a place where they cannot be."""
-    problems = []
+def strangers(folder: Path) -> list[str]:
+    """Modules of a kind that is not understood, or at a place where they cannot be. Raises ModelError."""
+    entries, problems = modules_of(folder), []
     for index, entry in enumerate(entries):
         name = _name(entry["type"])
         expected = {0: ("Transformer",), 1: ("Pooling",)}.get(index, ("Dense", "Dropout", "Normalize"))

@@ -31,7 +31,7 @@ def _answers(spec: JobSpec) -> Iterator[Finding]:
         yield Finding("output.format", problem, either(RECORDS))
     elif set(spec.output.fields) - {"id", "embedding"} or "embedding" not in spec.output.fields:
         problem = f"found {', '.join(spec.output.fields)}, but output.format is {_BATCH}"
-        yield Finding("output.fields", problem, "[id, embedding]", at="output")
+        yield Finding("output.fields", problem, "[id, embedding]")
 
 
 @rule("input.format", "input.fields")

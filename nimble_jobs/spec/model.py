@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema
 
 from nimble_jobs.spec import paths
 from nimble_jobs.spec.fields import (
@@ -174,6 +174,16 @@ class ScheduleSpec(Frozen):
     )
 
 
+_OUTPUT_FIELDS = ("id", "top1", "probability")
+
+
+def _output_fields(value: object, info: ValidationInfo) -> object:
+    """Answers of the API have one form, so it is their default."""
+    if value is _OUTPUT_FIELDS and info.data.get("format") == "openai-batch":
+        return ("id", "embedding")
+    return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+
+
 class OutputSpec(Frozen):
     """The folder of results. It appears whole or not at all."""
 
@@ -188,8 +198,9 @@ class OutputSpec(Frozen):
         default="parquet",
         description="How results are stored. openai-batch: as the API's answers, for an input in the same format.",
     )
-    fields: tuple[OutputField, ...] = Field(
-        default=("id", "top1", "probability"),
+    fields: Annotated[tuple[OutputField, ...], BeforeValidator(_output_fields)] = Field(
+        default=_OUTPUT_FIELDS,
+        validate_default=True,
         min_length=1,
         description="Columns, such as id, top1, probability and embedding, or names of the model's outputs.",
     )

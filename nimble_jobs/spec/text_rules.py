@@ -38,7 +38,7 @@ def _only_text(spec: JobSpec) -> Iterator[Finding]:
     text, format_ = spec.input.text, spec.input.format
     if text is None or format_ in TEXTS:
         return
-    if format_ != "parquet" or "input_ids" not in (spec.input.fields.arguments or {}):
+    if format_ not in ("parquet", "csv") or "input_ids" not in (spec.input.fields.arguments or {}):
         yield Finding("input.text", f"not allowed if input.format is {format_}", "format: text")
         return
     if text.buckets != "auto":
@@ -169,9 +169,11 @@ def _of_the_model(spec: JobSpec) -> Iterator[Finding]:
 
 def check_files(spec: JobSpec) -> Iterator[Finding]:
     """Report a tokenizer that does not exist, and a model that padding would disturb."""
+    source, text = parse_source(spec.model.source), spec.input.text
+    if text is not None and text.tokenizer is not None:
+        yield from _tokenizer("input.text.tokenizer", text.tokenizer)
     if spec.input.format not in TEXTS:
         return
-    source, text = parse_source(spec.model.source), spec.input.text
     if source.scheme == "transformers":
         try:
             config = {**read_settings(_folder(source.target) / "config.json"), **spec.model.args}
@@ -182,9 +184,8 @@ def check_files(spec: JobSpec) -> Iterator[Finding]:
         limit = (text.max_length if text is not None else None) or limit
         if problem := problem_of_padding(config, classifies=classifies(spec, config), limit=limit):
             yield Finding("model.source", *problem)
-    if text is not None and text.tokenizer is not None:
-        yield from _tokenizer("input.text.tokenizer", text.tokenizer)
-    elif source.scheme == "transformers" and os.path.isdir(source.target):  # noqa: PTH112 - Path raises for odd names
+    named = text is not None and text.tokenizer is not None
+    if not named and source.scheme == "transformers" and os.path.isdir(source.target):  # noqa: PTH112 - Path raises for odd names
         yield from _tokenizer("input.text.tokenizer", str(_folder(source.target)), of_model=True)
 
 

@@ -99,15 +99,36 @@ def _repair(value: Any, model: type[BaseModel], error: ErrorDetails) -> None:
 def _unknown(model: type[BaseModel], where: Where) -> tuple[str, str]:
     name = str(where[-1])
     known = list(_fields(model, where[:-1]))
-    if len(name) <= 60:  # difflib's time grows with the square
-        plain = _plain(name)
-        near = difflib.get_close_matches(plain, known, 1) or difflib.get_close_matches(name.lower(), known, 1)
-        elsewhere = [place for place in _places(model) if _plain(place.rpartition(".")[2]) == plain]
-        if len(elsewhere) == 1 and plain not in map(_plain, near):
-            return f"unknown field, did you mean {elsewhere[0]}?", ""
-        if near:
-            return f"unknown field, did you mean {near[0]}?", ""
+    # difflib's time grows with the square of the length.
+    if len(name) <= 60 and (meant := _meant(model, where, name, known)):
+        return f"unknown field, did you mean {meant}?", ""
     return "unknown field", f"one of {', '.join(known)}"
+
+
+def _meant(model: type[BaseModel], where: Where, name: str, known: list[str]) -> str | None:
+    """The field that is probably meant: of the same mapping, else of the same section, else of another one."""
+    plain = _plain(name)
+    near = difflib.get_close_matches(plain, known, 1) or difflib.get_close_matches(name.lower(), known, 1)
+    places = {place: _plain(place.rpartition(".")[2]) for place in _places(model)}
+    section = "" if len(where) == 1 else f"{where[0]}."
+    inside = {place: leaf for place, leaf in places.items() if place.startswith(section)}
+    if plain in map(_plain, near):
+        return near[0]
+    for one in (
+        _only(inside, [plain]),
+        *near,
+        _only(inside, difflib.get_close_matches(plain, inside.values(), 1)) if section else None,
+        _only(places, [plain]),
+    ):
+        if one is not None:
+            return one
+    return None
+
+
+def _only(places: Mapping[str, str], names: list[str]) -> str | None:
+    """The place with such a name, if there is exactly one."""
+    found = [place for place, leaf in places.items() if leaf in names]
+    return found[0] if len(found) == 1 else None
 
 
 def _plain(name: str) -> str:

@@ -16,22 +16,19 @@ from torch import nn
 
 from nimble_jobs.data import Reader, open_reader
 from nimble_jobs.engine import device as devices
-from nimble_jobs.engine.record import flatten_outputs
-from nimble_jobs.errors import DataError, ModelError, NimbleError, UsageError, first_line
+from nimble_jobs.errors import DataError, ModelError, UsageError, first_line
 from nimble_jobs.models.build import shapes_only
-from nimble_jobs.models.call_arguments import call_of
-from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.pictures import with_model_transform
 from nimble_jobs.models.source import source_of
 from nimble_jobs.spec import JobSpec
 from nimble_jobs.spec.formats import TEXTS
-from nimble_jobs.spec.pooling_rules import pools
+from nimble_jobs.spec.pooling_rules import leaves_out_head, pools
 from nimble_jobs.workloads import decode as decodes
+from nimble_jobs.workloads.first_batch import of_meta, tried
 from nimble_jobs.workloads.heads import heads_of
-from nimble_jobs.workloads.text.setup import ColumnOfText, set_up
+from nimble_jobs.workloads.text.setup import ColumnOfText, TextSetup, set_up
 from nimble_jobs.workloads.training.batches.augment import Augment
 from nimble_jobs.workloads.training.step.losses import targets
-from nimble_jobs.workloads.whole_numbers import OneType, refusal
 
 
 @dataclass(kw_only=True)
@@ -71,7 +68,7 @@ def look(spec: JobSpec, allowed_python: Sequence[Path] = ()) -> Look:
             trouble = str(e)
     try:
         own = spec if setup is None else spec.model_copy(update={"model": setup.model(spec.model)})
-        _model(own, allowed_python, reader, seen)
+        _model(own, allowed_python, reader, setup if spec.kind == "score" else None, seen)
     except ModelError as e:
         trouble = str(e)
     if trouble is not None:
@@ -102,52 +99,36 @@ def _input(reader: Reader, seen: Look) -> None:
         seen.found["label"] = first.labels[0].tolist()
 
 
-def _model(spec: JobSpec, allowed_python: Sequence[Path], reader: Reader | None, seen: Look) -> None:
+def _model(
+    spec: JobSpec, allowed_python: Sequence[Path], reader: Reader | None, setup: TextSetup | None, seen: Look
+) -> None:
     if source_of(spec.model).scheme == "exported":
         seen.found["shapes"] = "not checked: an exported program is checked when it runs"
         return
     try:
-        module = shapes_only(spec.model, allowed_python=allowed_python)
+        module = shapes_only(spec.model, allowed_python=allowed_python, headless=leaves_out_head(spec))
     except ModelError as e:
-        if not _of_meta(e):
+        if not of_meta(e):
             raise
         seen.found["shapes"] = f"not checked: the model cannot be made without weights: {first_line(e)}"
         return
     seen.found["parameters"] = sum(p.numel() for p in module.parameters())
     if reader is not None:
-        _shapes(spec, module, reader, seen)
+        _shapes(spec, module, reader, setup, seen)
 
 
-def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, seen: Look) -> None:
-    signature = reader.signature
-    if signature.dtype == "text":
+def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, setup: TextSetup | None, seen: Look) -> None:
+    call = tried(spec, module, reader, setup)
+    if call.problem is not None:
+        seen.problems.append(call.problem)
+    elif spec.input.format in TEXTS:
         seen.found["shapes"] = "not checked: the shapes of texts are known only once they are tokenized"
-        return
-    kind = getattr(torch, signature.dtype)
-    if kind.is_floating_point:
-        kind = next((p.dtype for p in module.parameters() if p.is_floating_point()), kind)
-    batch = f"{signature.dtype} {[spec.input.batch_size, *signature.shape]}"
-    if reader.packing is not None:
-        call = call_of(module, [part.path for part in reader.packing.parts])
-        dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
-        module = Packed(module, reader.packing, dtype, torch.device("meta"), call)
-        batch = f"{spec.input.batch_size}: {reader.packing.text}"
-    x = torch.empty((spec.input.batch_size, *signature.shape), dtype=kind, device="meta")
-    try:
-        with torch.no_grad(), torch.device("meta"), OneType():  # type: ignore[no-untyped-call]
-            outputs = flatten_outputs(module(x))
-    except NimbleError as e:
-        seen.found["shapes"] = f"not checked: {e}"
-    except Exception as e:  # noqa: BLE001  # the model is the user's and can raise anything; the user is told
-        if _of_meta(e):
-            seen.found["shapes"] = f"not checked: the model needs values, not only shapes: {first_line(e)}"
-        else:
-            cannot = f"input.fields.x: the model cannot take a batch of {batch}: {first_line(e)}"
-            seen.problems.append(refusal(spec, reader, e) or cannot)
+    elif call.outputs is None:
+        seen.found["shapes"] = f"not checked: {call.unchecked}"
     else:
-        seen.found["outputs"] = ", ".join(f"{name} {list(t.shape)}" for name, t in outputs.items())
+        seen.found["outputs"] = ", ".join(f"{name} {list(t.shape)}" for name, t in call.outputs.items())
         if spec.kind == "score" and not pools(spec):  # pooling works on another module than this
-            _fields(spec, outputs, seen)
+            _fields(spec, call.outputs, seen)
 
 
 def _fields(spec: JobSpec, outputs: Mapping[str, torch.Tensor], seen: Look) -> None:
@@ -167,10 +148,3 @@ def _fields(spec: JobSpec, outputs: Mapping[str, torch.Tensor], seen: Look) -> N
                 f"output.fields: {name!r} has shape {list(tensor.shape)} for {spec.input.batch_size} records; "
                 "expected one row per record"
             )
-
-
-def _of_meta(error: BaseException) -> bool:
-    """Whether the error is due to the meta device, which has no values."""
-    text = f"{error} {error.__cause__ or ''}".lower()
-    causes = (error, error.__cause__)
-    return any(isinstance(e, NotImplementedError) for e in causes) or "meta" in text or "data-dependent" in text

@@ -21,6 +21,7 @@ from nimble_jobs.workloads.claimed_ahead import in_a_row
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop, Stopped
 from nimble_jobs.workloads.cuts import cut, cut_claims, shards_for
 from nimble_jobs.workloads.early_buffers import EarlyBuffers
+from nimble_jobs.workloads.first_batch import explaining
 from nimble_jobs.workloads.parts import Feed, Lane
 from nimble_jobs.workloads.record_feed import RecordFeed, Turn, memory_of
 from nimble_jobs.workloads.scoring import Ends, Scoring, Tally
@@ -49,7 +50,8 @@ def run(context: JobContext) -> Outcome:
     column = ColumnOfText(spec)
     with opened(context, work, column) as reader:
         attempt = claimed(context, device, reader, work, column)
-        with naming_whole_numbers(spec, reader):
+        explained = explaining(spec, reader, attempt.texts or column.setup, context.allowed_python)
+        with naming_whole_numbers(spec, reader), explained:
             outcome, left = _scored(attempt)
     if work is None or outcome.left or outcome.stop is not Stop.GO:
         return outcome

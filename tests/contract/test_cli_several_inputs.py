@@ -74,7 +74,13 @@ def test_validate_looks_at_several_inputs(cli: Cli, tmp_path: Path) -> None:
     assert wrong.code == 2
     assert "input.fields.x.idz: no such argument; the model takes: ids (required), meta (required)" in wrong.err
     wrong = cli("validate", job, "--data", "input.fields.x={ids: tokens, meta.height: weight}")
-    assert "the model cannot take a batch of 4: ids int16[3], meta.height float64: KeyError: 'weight'" in wrong.err
+    refusal = (
+        "input.fields.x: the model cannot take a batch of 4: ids int16[3], meta.height float64: KeyError: 'weight'"
+    )
+    assert refusal in wrong.err
+    ran = cli("run", job, "input.fields.x={ids: tokens, meta.height: weight}")
+    assert ran.code == 100
+    assert f"failed: {refusal}\n" in ran.err
     wrong = cli("validate", job, "--data", "input.fields.x={ids: words, meta.weight: weight}")
     assert "input.fields.x.ids: no 'words'; expected one of: tokens, weight" in wrong.err
 

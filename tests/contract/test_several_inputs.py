@@ -219,7 +219,7 @@ def test_records_with_a_bad_input_are_left_out(tmp_path: Path) -> None:
     assert bad == {
         "2": "x: column 'lists' holds 1 value on axis 0; expected shape (2,)",
         "4": "meta.count: column 'count' is empty; expected a number",
-        "6": "meta.age: 1 of 1 values are NaN or infinite; expected finite numbers",
+        "6": f"{path}: record 6: meta.age: 1 of 1 values are NaN or infinite; expected finite numbers",
     }
     kept = [int(i) for i in ids]
     assert kept == [i for i in range(N) if i not in (2, 4, 6)]

@@ -214,6 +214,37 @@ def test_folders_without_a_model(tmp_path: Path) -> None:
         assert str(tmp_path / "config.json") in trait.detail
 
 
+@pytest.mark.parametrize(
+    ("kinds", "strange"),
+    [
+        ({"StaticEmbedding": ""}, 0),
+        ({"Router": ""}, 0),
+        ({"WordEmbeddings": "0_WordEmbeddings", "Pooling": "1_Pooling"}, 0),
+        ({"Transformer": "0_Transformer", "LSTM": "1_LSTM"}, 1),
+    ],
+    ids=str,
+)
+def test_modules_that_are_no_transformer(kinds: dict[str, str], strange: int, tmp_path: Path) -> None:
+    """They are named, not the config.json that such folders do not have."""
+    write(tmp_path, modules_json=[{"type": OLD + kind, "path": path} for kind, path in kinds.items()])
+    (trait,) = examine(tmp_path)
+    assert (trait.name, trait.status) == ("modules", "problem")
+    assert f"module {strange} is {OLD}{list(kinds)[strange]}; expected a Transformer, then Pooling" in trait.detail
+
+
+def test_the_longest_text_is_within_the_models_positions(tmp_path: Path) -> None:
+    """Whatever the tokenizer promises: CLIP takes 77 tokens, also if config.json leaves that to the default."""
+    write(tmp_path, modules_json=[{"type": f"{OLD}CLIPModel", "path": "0_CLIPModel"}])
+    inner = tmp_path / "0_CLIPModel"
+    inner.mkdir()
+    for text_config in ({"max_position_embeddings": 77}, {}):
+        config = {"model_type": "clip", "architectures": ["CLIPModel"], "text_config": text_config}
+        write(inner, config_json=config, tokenizer_config_json={"model_max_length": 512})
+        found = traits(tmp_path)
+        assert found["texts"].detail == "up to 77 tokens"
+        assert f"module 0 is {OLD}CLIPModel; expected" in found["modules"].detail
+
+
 def test_arguments_are_known_without_building(tmp_path: Path) -> None:
     """Of the head's class, or of the bare model's; DistilBERT takes no types of tokens."""
     sizes = {"vocab_size": 9, "dim": 8, "n_heads": 2}

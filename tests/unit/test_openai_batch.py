@@ -89,6 +89,18 @@ def vector(model: Path, ids: list[int]) -> np.ndarray:
     return found
 
 
+def test_fields_need_not_be_named(cli: Cli, model: Path, tmp_path: Path) -> None:
+    """The only ones that answers can have are the default."""
+    path = job(tmp_path, model, [request("a", TEXTS[0])])
+    spec = json.loads(path.read_text())
+    del spec["output"]["fields"]
+    path.write_text(json.dumps(spec))
+    (line,) = answers(cli, path)
+    assert len(line["response"]["body"]["data"][0]["embedding"]) == 16
+    (found,) = cli("ls", "--json").json
+    assert cli("show", found["id"], "--json").json["spec"]["output"]["fields"] == ["id", "embedding"]
+
+
 def test_every_kind_of_input_is_answered(cli: Cli, model: Path, tmp_path: Path) -> None:
     """One text, several, tokens, lists of tokens: a line each, in the order of the input, with its tokens counted."""
     tokens = [ids_of(model, text) for text in TEXTS]
@@ -246,6 +258,8 @@ def test_no_mistake_is_tolerated_by_default(cli: Cli, model: Path, tmp_path: Pat
     answer = cli("run", str(path), "run.error_threshold=0")
     assert answer.code == 100
     assert "in.jsonl:2: body.input: is empty; expected text" in answer.err
+    answer = cli("run", str(job(tmp_path, model, [b'{"custom_id": '])), "run.error_threshold=0")
+    assert f"the last one is line 1: {tmp_path}/in.jsonl:1: is not JSON (" in answer.err
 
 
 def test_a_file_without_a_good_request(cli: Cli, model: Path, tmp_path: Path) -> None:

@@ -29,10 +29,10 @@ _METHOD, _URL = "POST", "/v1/embeddings"
 
 
 class Refused(ValueError):
-    """Why a request cannot be answered: a field of it, and what is wrong there."""
+    """Why a request cannot be answered: a field of it, and what is wrong there; of a whole line, that it `is` wrong."""
 
     def __init__(self, where: str, problem: str, custom_id: str | None = None) -> None:
-        super().__init__(f"{where}: {problem}")
+        super().__init__(f"{where}: {problem}" if where else problem)
         self.custom_id = custom_id
 
 
@@ -162,9 +162,9 @@ def parse(line: bytes) -> Request:
     try:
         found = json.loads(decoded(line))
     except (Unreadable, ValueError, RecursionError) as e:
-        raise Refused("line", f"is not JSON ({e}); expected an object") from e
+        raise Refused("", f"is not JSON ({e}); expected an object") from e
     if not isinstance(found, dict):
-        raise Refused("line", f"{_kind(found)}; expected an object")
+        raise Refused("", f"{_kind(found)}; expected an object")
     custom_id = found.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
         raise Refused("custom_id", f"{_kind(custom_id)}; expected text that is not empty")
