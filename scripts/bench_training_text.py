@@ -176,10 +176,11 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def without_dropout(model: Path, folder: Path) -> Path:
-    """A copy of a model's folder whose config.json turns dropout off."""
+    """A copy of a model's folder whose config.json turns dropout off, by the names of BERT and all that it has."""
     copy = Path(shutil.copytree(model, folder / "without-dropout"))
     config = json.loads((copy / "config.json").read_text())
-    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "classifier_dropout": 0.0}
+    names = {"hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"}
+    off = dict.fromkeys(names | {name for name in config if "dropout" in name}, 0.0)
     (copy / "config.json").write_text(json.dumps(config | off))
     return copy
 
@@ -217,9 +218,11 @@ def main() -> int:
         model = asked.model or folder / models.BERT
         if asked.model is None:
             models.make_bert(model)
+        systems = asked.systems.split(",")
         if asked.losses:
             model = without_dropout(model, folder)
-        for system in asked.systems.split(","):
+            systems = ["eager", *(system for system in systems if system != "eager")]
+        for system in systems:
             more = ["--system", system, "--folder", str(folder), "--model", str(model)]
             done = subprocess.run([sys.executable, __file__, *sys.argv[1:], *more], stdout=subprocess.PIPE, text=True)
             row: dict[str, Any] = {"system": system, "error": f"exit code {done.returncode}"}
@@ -227,7 +230,7 @@ def main() -> int:
             if done.returncode == 0:
                 row = json.loads(done.stdout.splitlines()[-1])
                 said = f"{row['steps_per_s']:8.2f} steps/s  {row['texts_per_s']:8.1f} texts/s"
-                if found and row["losses"] and found[0].get("losses"):
+                if found and found[0].get("losses"):
                     said += beside_eager(row, found[0])
             found.append(row)
             print(f"{system:<36} {said}", flush=True)

@@ -12,7 +12,7 @@
 #   resident   small jobs of one worker: 190 s              run        a stored `run` and its phases
 #   decoding   JPEGs decoded beside a load: 60 s (PHOTOS)   jpeg-training  ResNet-50 from JPEGs, by the GPU and by the CPU: 150 s
 #   first-runs jobs with nothing stored beside eager: 200 s (RECORDS)
-#   text-start fresh processes with stored buckets: 340 s   text-training  BERT-base, torch.compile and ours: 500 s (SYSTEMS, BERT; LOSSES=1: without dropout, beside eager)
+#   text-start fresh processes with stored buckets: 340 s   text-training  BERT-base, torch.compile and ours: 500 s (SYSTEMS, BERT; LOSSES=1: without dropout, after eager)
 #   kills      kills in every stage of a job whose pictures the GPU decodes, 50 rounds: 400 s (ROUNDS, SEED)
 #   batches    ResNet-50 and ViT-B/16 in batches of 64: 250 s               bf16  training ResNet-50 in bf16: 250 s
 # The seconds are those of slow hosts. A part that measures the host as well, as all but tests and inference do, wants to be alone on its cores.

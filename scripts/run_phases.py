@@ -33,7 +33,7 @@ WATCHED = {  # functions where they are called from, and the phase that each is
     "nimble_jobs.cli.options:store": "open the store",
     "nimble_jobs.client:submit": "submit",
     "nimble_jobs.worker.early:_make_context": "CUDA's context",
-    "nimble_jobs.engine.device:load_libraries": "cuDNN",
+    "nimble_jobs.engine.first_calls:load_operators": "operators",
     "nimble_jobs.worker.foreground:run_inline": "claim and the rest",
     "nimble_jobs.worker.foreground:real_station": "the device",
     "nimble_jobs.workloads:run": "the rest of the job",

@@ -104,18 +104,23 @@ def is_list(kind: pa.DataType) -> bool:
     )
 
 
-def _without_views(kind: pa.DataType) -> pa.DataType:
-    """The type with lists in place of views of lists, which Arrow's functions do not all take."""
-    if not is_list(kind):
-        return kind
-    value = _without_views(kind.value_type)
+def _holds_views(kind: pa.DataType) -> bool:
+    """Whether a type has views of lists at any depth, which Arrow's functions do not all take."""
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return pa.large_list(value) if pa.types.is_large_list_view(kind) else pa.list_(value)
-    if value == kind.value_type:
-        return kind
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(value, kind.list_size)
-    return pa.large_list(value) if pa.types.is_large_list(kind) else pa.list_(value)
+        return True
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _holds_views(kind.value_type)
+
+
+def _without_views(array: pa.Array) -> pa.Array:
+    """The same values with lists in place of views of lists. Arrow's own cast takes the offsets over, of which a list
+    has one more.
+    """
+    if not _holds_views(array.type):
+        return array
+    lengths = pc.fill_null(array.value_lengths(), 0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    empty = array.is_null() if array.null_count else None
+    return pa.LargeListArray.from_arrays(pa.array(offsets), _without_views(array.flatten()), mask=empty)
 
 
 def is_binary(kind: pa.DataType) -> bool:
@@ -138,8 +143,8 @@ def numpy_dtype(kind: pa.DataType, where: str) -> np.dtype[Any]:
 
 def joined(column: pa.ChunkedArray) -> pa.Array:
     """One contiguous array, without views of lists; an extension type becomes its storage type."""
-    kind = _without_views(column.type)
-    column = column if kind == column.type else column.cast(kind)
+    if _holds_views(column.type):
+        column = pa.chunked_array(list(map(_without_views, column.chunks or [pa.array([], column.type)])))
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):  # older pyarrow returns a chunked array with one chunk
         array = array.chunk(0) if array.num_chunks else pa.array([], type=column.type)

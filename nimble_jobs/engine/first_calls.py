@@ -16,7 +16,7 @@ from nimble_jobs.engine.difference import relative_norm
 
 log = logging.getLogger(__name__)
 
-_loaded: set[tuple[torch.device, torch.dtype]] = set()
+_loaded: set[tuple[torch.device, torch.dtype, bool]] = set()
 
 
 def without_cudnn(call: Callable[..., Any], *, convolutions: bool) -> Callable[..., Any]:
@@ -51,15 +51,15 @@ def load_comparison(device: torch.device) -> None:
 
 
 @contextmanager
-def loading_operators(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+def loading_operators(device: torch.device, dtype: torch.dtype, *, pictures: bool) -> Iterator[None]:
     """On a GPU, `load_operators` runs beside the block, which waits for it in the end; once in a process.
 
     What fails there is left to the model, which calls the same.
     """
-    if not able(device).graphs or (device, dtype) in _loaded:
+    if not able(device).graphs or (device, dtype, pictures) in _loaded:
         yield
         return
-    thread = threading.Thread(target=_try_operators, args=(device, dtype), name="first-calls", daemon=True)
+    thread = threading.Thread(target=_try_operators, args=(device, dtype, pictures), name="first-calls", daemon=True)
     thread.start()
     try:
         yield
@@ -67,22 +67,26 @@ def loading_operators(device: torch.device, dtype: torch.dtype) -> Iterator[None
         thread.join()
 
 
-def load_operators(device: torch.device, dtype: torch.dtype) -> None:
-    """Call what networks of pictures and of texts mostly consist of, with small tensors. A process's first call of an
-    operator loads its kernels, and sometimes a library such as cuDNN: 1 to 100 ms for each on an H200.
+def load_operators(device: torch.device, dtype: torch.dtype, *, pictures: bool) -> None:
+    """Call what networks of texts, or with `pictures` convolutional ones, mostly consist of, with small tensors.
+
+    A process's first call of an operator loads its kernels, and sometimes a library such as cuDNN: 1 to 100 ms for each
+    on an H200.
     """
-    _loaded.add((device, dtype))
+    _loaded.add((device, dtype, pictures))
     with torch.no_grad():
         x = torch.zeros(2, 8, 8, 8, device=device, dtype=dtype)
-        _of_texts(x.view(2, 8, 64))
-        _of_pictures(x)
-        _of_pictures(x.to(memory_format=torch.channels_last))
+        if pictures:
+            _of_pictures(x)
+            _of_pictures(x.to(memory_format=torch.channels_last))
+        else:
+            _of_texts(x.view(2, 8, 64))
     synchronize(device)
 
 
-def _try_operators(device: torch.device, dtype: torch.dtype) -> None:
+def _try_operators(device: torch.device, dtype: torch.dtype, pictures: bool) -> None:
     try:
-        load_operators(device, dtype)
+        load_operators(device, dtype, pictures=pictures)
     except Exception as error:  # noqa: BLE001  # the model meets it, too
         log.debug("operators were not loaded ahead: %s", error)
 
@@ -95,7 +99,8 @@ def _of_pictures(x: torch.Tensor) -> None:
     )
     x = functional.conv2d(functional.relu(x, inplace=True), x[:1, :, :3, :3].expand(8, 8, 3, 3), channels, padding=1)
     x = torch.cat([x + functional.max_pool2d(x, 3, 1, 1), functional.avg_pool2d(x, 3, 1, 1)], 1)
-    functional.adaptive_avg_pool2d(x, 1).flatten(1)
+    x = functional.adaptive_avg_pool2d(x, 1).flatten(1)
+    functional.linear(x, x.new_ones(8, 16), channels)
 
 
 def _of_texts(x: torch.Tensor) -> None:

@@ -27,8 +27,7 @@ _CUDA_DRIVER = "libcuda.so.1"
 class Early:
     """The threads. Until `join` has returned, no other code may import torch.
 
-    Nobody waits for the GPU: torch starts CUDA under a lock, a first convolution waits for cuDNN, and a model without
-    convolutions does not need that.
+    `join` does not wait for the GPU: torch starts CUDA under a lock, and a first convolution waits for cuDNN.
 
     Python's cycle collector is off until then: what is imported stays, and looking through it takes an eighth of the
     time of an import. From then until `close` it skips the objects that were there; where it skips some already, what
@@ -91,8 +90,9 @@ class Early:
             from nimble_jobs.models.build import DTYPES
 
             device = sys.modules["torch"].device("cuda", index)
-            load_operators(device, DTYPES[self._spec.model.dtype])
-            if self._spec.input.format == "text":
+            texts = self._spec.input.format == "text"
+            load_operators(device, DTYPES[self._spec.model.dtype], pictures=not texts)
+            if texts:
                 load_comparison(device)
             self._imports.join()
             if self._spec.kind == "score":

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from nimble_jobs.data import Reader
+from nimble_jobs.device_errors import text_of
 from nimble_jobs.engine.private.modes import DispatchMode
 from nimble_jobs.errors import DataError, NimbleError, first_line
 from nimble_jobs.models.build import DTYPES
@@ -21,8 +22,23 @@ from nimble_jobs.spec import JobSpec
 
 log = logging.getLogger(__name__)
 
-_OF_TYPES = re.compile(r"\b(Long|LongTensor|long int|int64)\b|mixed dtype")
-_OF_INDEXES = "scalar types: Long"  # an index that the model has made a fraction
+# What torch says of an input of whole numbers beside weights that are fractions. Of labels and indexes it says other
+# things, such as "Found dtype Long but expected Float" and "expected scalar type Long but found Float".
+_OF_TYPES = re.compile(
+    "|".join(
+        (
+            r"must have the same dtype, but got (Long|long int|int64)\b",
+            r"to have the same dtype, but got: (long int|.* != long int)",
+            r"Input type \((long int|.*LongT\w+)\) and",
+            r"scalar type \w+ but found Long\b",
+            r"not implemented for 'Long'",
+            r"Input dtype must be .*Got: Long\b",
+            r"Type promoting not supported\. Got Long\b",
+            r"RNN input dtype \(torch\.int64\)",
+            r"^mixed dtype",
+        )
+    )
+)
 # Operators that refuse whole numbers beside fractions on every device but torch's meta device.
 _OF_ONE_TYPE = {
     "aten::addbmm",
@@ -39,6 +55,10 @@ _OF_ONE_TYPE = {
 }
 
 
+class _Mixed(RuntimeError):
+    """What `OneType` raises."""
+
+
 class OneType(DispatchMode):
     """While inside, products of whole numbers and fractions raise RuntimeError on the meta device, too."""
 
@@ -51,7 +71,7 @@ class OneType(DispatchMode):
                 not (t.is_floating_point or t.is_complex) for t in given
             ):
                 names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in given))
-                raise RuntimeError(f"{func.name().partition('.')[0].removeprefix('aten::')} of {names}")
+                raise _Mixed(f"{func.name().partition('.')[0].removeprefix('aten::')} of {names}")
         return func(*args, **(kwargs or {}))
 
 
@@ -70,8 +90,8 @@ def naming_whole_numbers(spec: JobSpec, reader: Reader) -> Iterator[None]:
 
 def refusal(spec: JobSpec, reader: Reader, error: Exception) -> str | None:
     """What to say if the error may be due to whole numbers; else None."""
-    text = str(error)
-    if isinstance(error, NimbleError) or not _OF_TYPES.search(text) or _OF_INDEXES in text:
+    of_torch = isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, NimbleError)
+    if not of_torch or not (isinstance(error, _Mixed) or _OF_TYPES.search(text_of(error))):
         return None
     if reader.packing is not None:
         whole = [f"{part.path} {part.dtype}" for part in reader.packing.parts if part.gives != "float"]

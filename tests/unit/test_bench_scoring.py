@@ -286,6 +286,14 @@ def test_a_folder_without_pictures_is_refused(tmp_path: Path) -> None:
             measure(Wanted(models=("mobilenet_v3_small",), files=folder, photos=tmp_path), at)
 
 
+def test_pictures_that_not_all_systems_decode_are_refused(tmp_path: Path) -> None:
+    """Before anything is measured, by name."""
+    (tmp_path / "given" / "dog").mkdir(parents=True)
+    photo(tmp_path / "given" / "dog" / "a.png")
+    with pytest.raises(UsageError, match=r"dog/a\.png is no JPEG; expected JPEGs alone"):
+        measure(Wanted(models=("mobilenet_v3_small",), files=tmp_path / "given"), shop(tmp_path))
+
+
 def test_arrays_against_the_bare_replay(tmp_path: Path) -> None:
     """A model of the zoo's or of torchvision's over an npy: both rates, and their share."""
     wanted = Wanted(

@@ -126,6 +126,22 @@ def test_views_of_lists_are_lists(
     ]
 
 
+def test_views_of_lists_may_begin_anywhere() -> None:
+    """In order or not, cut, and empty: the lists are valid for Arrow."""
+    values = pa.array(range(6), pa.int16())
+    view = pa.ListViewArray.from_arrays(pa.array([4, 0, 2], pa.int32()), pa.array([2, 2, 0], pa.int32()), values)
+    for column, rows in (
+        (pa.chunked_array([view]), [[4, 5], [0, 1], []]),
+        (pa.chunked_array([view[1:], view[:1]]), [[0, 1], [], [4, 5]]),
+        (pa.chunked_array([pa.array([[1], None, [2, 3]], pa.list_view(pa.int16()))[1:]]), [None, [2, 3]]),
+        (pa.chunked_array([], pa.list_view(pa.int16())), []),
+    ):
+        found = columns.joined(column)
+        found.validate(full=True)
+        assert found.to_pylist() == rows
+        assert pa.types.is_large_list(found.type)
+
+
 def test_encoded_images_that_are_broken_or_missing_are_bad(tmp_path: Path) -> None:
     """Binary columns are decoded as images; what is none is a bad record."""
     sink = BytesIO()

@@ -40,16 +40,22 @@ def test_the_comparison_runs_on_the_device(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.device, torch.dtype]]:
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What `load_operators` was called with, in a process that has called nothing yet."""
-    found: list[tuple[torch.device, torch.dtype]] = []
+    found: list[tuple[Any, ...]] = []
     monkeypatch.setattr(first_calls, "_loaded", set())
-    monkeypatch.setattr(first_calls, "load_operators", lambda *given: found.append(given))
+    monkeypatch.setattr(first_calls, "load_operators", lambda *given, pictures: found.append((*given, pictures)))
     return found
 
 
+@pytest.mark.parametrize(
+    ("pictures", "names"),
+    [(True, {"aten::convolution", "aten::addmm"}), (False, {"aten::native_layer_norm", "aten::gelu", "aten::addmm"})],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_operators_are_called_in_the_dtype_of_the_model(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_are_called_in_the_dtype_of_the_model(
+    dtype: torch.dtype, pictures: bool, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They change nothing, and draw no random numbers."""
     seen: set[tuple[str, torch.dtype]] = set()
     monkeypatch.setattr(first_calls, "_loaded", set())
@@ -61,9 +67,11 @@ def test_operators_are_called_in_the_dtype_of_the_model(dtype: torch.dtype, monk
             return op(*args, **(kwargs or {}))
 
     with Watch():
-        load_operators(torch.device("cpu"), dtype)
+        load_operators(torch.device("cpu"), dtype, pictures=pictures)
     assert {kind for _, kind in seen} == {dtype}
-    assert {"aten::convolution", "aten::native_layer_norm", "aten::gelu", "aten::addmm"} <= {name for name, _ in seen}
+    called = {name for name, _ in seen}
+    assert names <= called
+    assert ("aten::convolution" in called) is pictures
     assert settings() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
 
@@ -72,26 +80,26 @@ def test_operators_are_loaded_beside_the_block(monkeypatch: pytest.MonkeyPatch) 
     """And the block ends after them."""
     begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
 
-    def load(*_: object) -> None:
+    def load(*_: object, **__: object) -> None:
         begun.set()
         if goes_on.wait(PATIENCE_S):
             ended.set()
 
     monkeypatch.setattr(first_calls, "_loaded", set())
     monkeypatch.setattr(first_calls, "load_operators", load)
-    with loading_operators(GPU, torch.float16):
+    with loading_operators(GPU, torch.float16, pictures=True):
         assert begun.wait(PATIENCE_S)
         assert not ended.is_set()
         goes_on.set()
     assert ended.is_set()
 
 
-def test_operators_are_loaded_once(loads: list[tuple[torch.device, torch.dtype]]) -> None:
-    first_calls._loaded.add((GPU, torch.float16))
+def test_operators_are_loaded_once(loads: list[tuple[Any, ...]]) -> None:
+    first_calls._loaded.add((GPU, torch.float16, True))
     for device, dtype in ((GPU, torch.float16), (GPU, torch.float32), (torch.device("cpu"), torch.float32)):
-        with loading_operators(device, dtype):
+        with loading_operators(device, dtype, pictures=True):
             pass
-    assert loads == [(GPU, torch.float32)]
+    assert loads == [(GPU, torch.float32, True)]
 
 
 def test_what_cannot_be_loaded_is_left_to_the_model(
@@ -99,15 +107,15 @@ def test_what_cannot_be_loaded_is_left_to_the_model(
 ) -> None:
     """The block runs, and what it raises comes through."""
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise RuntimeError("no kernel image is available")
 
     monkeypatch.setattr(first_calls, "_loaded", set())
     monkeypatch.setattr(first_calls, "load_operators", refuse)
     with (
-        caplog.at_level("DEBUG"),
+        caplog.at_level("DEBUG", logger="nimble_jobs.engine.first_calls"),
         pytest.raises(ValueError, match="of the block"),
-        loading_operators(GPU, torch.float16),
+        loading_operators(GPU, torch.float16, pictures=True),
     ):
         raise ValueError("of the block")
     assert "no kernel image" in caplog.text

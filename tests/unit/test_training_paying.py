@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -17,7 +17,7 @@ from nimble_jobs.planner.step.worth import StepCosts, expected
 from nimble_jobs.store.schedules import BuildFacts
 from nimble_jobs.views.jobs import schedule_state
 from nimble_jobs.workloads import Stop
-from nimble_jobs.workloads.training.step import paying, validation
+from nimble_jobs.workloads.training.step import paying, prepare, validation
 from tests import trainings
 from tests.text_trainings import lay_out, spec_of
 from tests.threaded_trainings import Team, threaded_ranks
@@ -88,6 +88,31 @@ def test_builds_of_the_same_model_count_alone(on_gpu: bool) -> None:
     assert on_gpu == (for_texts.batches() == for_others.batches())
 
 
+@pytest.mark.parametrize(("model", "other"), [("torchvision:a", "transformers:b"), ("transformers:a", "torchvision:b")])
+def test_builds_of_other_models_count_beside_what_is_expected(model: str, other: str) -> None:
+    """Of the same kind only, and they never end all builds: only a model's own do."""
+    texts = model.startswith("transformers:")
+    none = expected([], model=model, on_gpu=False, texts=texts)
+    assert expected([facts(model=other)] * 3, model=model, on_gpu=False, texts=texts) == none
+    alike = model.replace(":a", ":b")
+    one = expected([facts(model=alike, replay_us=4e4)], model=model, on_gpu=False, texts=texts)
+    assert one.ratio == pytest.approx((none.ratio + 0.4) / 2)
+    many = expected([facts(model=alike, runs="eager")] * 9, model=model, on_gpu=False, texts=texts)
+    assert none.ratio < many.ratio < 1
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_only_a_new_training_decides(began: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has begun may have no kind of step left to go on with, as with `fuse: off`: then its spec decides."""
+    setup = cast(Any, SimpleNamespace(request=None, device=None, parts={}, check_code=None, tokens=None))
+    means = cast(Any, mock.Mock(on_miss="build"))
+    asked: list[Any] = []
+    monkeypatch.setattr(prepare, "prepare_stored_step", lambda *_, on_miss, **__: asked.append(on_miss))
+    monkeypatch.setattr(prepare, "replace", lambda request, **_: request)
+    prepare.prepare_step(setup, means, began=began)
+    assert (asked == [means.paying.answer.return_value]) is not began
+
+
 # ---- what a training on texts does
 
 
@@ -97,7 +122,7 @@ def test_a_short_training_builds_nothing_and_says_so_once(folder: Path) -> None:
     outcome = short.run()
     (said,) = short.said("fallback")
     assert said.startswith("2 of 2 buckets run in eager: building would not pay: 12 batches are too few")
-    assert said.endswith("nimble-jobs cache build SPEC builds ahead")
+    assert said.endswith("nimble-jobs cache build SPEC builds for later trainings")
     assert {bucket["fallback"] for bucket in outcome.schedule["buckets"]} == {outcome.schedule["fallback"]}
     assert short.said("building") == []
     assert outcome.timings["build_s"] == 0
@@ -253,7 +278,7 @@ def test_a_short_training_with_one_step_stays_in_eager(images: Path) -> None:
     assert said.startswith(f"runs in eager: building would not pay: {ONCE} batches are too few; ")
     assert said.endswith(
         "batches (estimated from other machines, as this one has built no training step yet); "
-        "nimble-jobs cache build SPEC builds ahead"
+        "nimble-jobs cache build SPEC builds for later trainings"
     )
     assert short.said("building") == []
     assert (outcome.timings["build_s"], outcome.timings["replays"]) == (0, 0)

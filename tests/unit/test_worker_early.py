@@ -56,6 +56,9 @@ class Driver:
         return self._retain
 
 
+LOADED = "nimble_jobs.engine.first_calls.load_operators"
+
+
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is set for CUDA here ends with the test."""
@@ -68,17 +71,17 @@ def test_a_context_is_made_on_the_device_of_the_spec(monkeypatch: pytest.MonkeyP
     """cuda:1 is the second one; then the GPU's libraries and the job's kernels are loaded, on the same device."""
     driver, loaded = Driver(), list[object]()
     monkeypatch.setattr(early, "_driver", lambda: driver)
-    monkeypatch.setattr("nimble_jobs.engine.first_calls.load_operators", lambda *given: loaded.extend(given))
+    monkeypatch.setattr(LOADED, lambda *given, pictures: loaded.extend([*given, pictures]))
     monkeypatch.setattr("nimble_jobs.workloads.heads.load_kernels", lambda _spec, device: loaded.append(device))
     Early(spec("cuda:1")).close()
-    assert (driver.asked, loaded) == ([1], [torch.device("cuda:1"), torch.float32, torch.device("cuda:1")])
+    assert (driver.asked, loaded) == ([1], [torch.device("cuda:1"), torch.float32, True, torch.device("cuda:1")])
 
 
 def test_a_job_of_texts_loads_what_its_checks_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their outputs are large, so replays are compared with eager on the GPU."""
     loaded: list[torch.device] = []
     monkeypatch.setattr(early, "_driver", Driver)
-    monkeypatch.setattr("nimble_jobs.engine.first_calls.load_operators", lambda *_: None)
+    monkeypatch.setattr(LOADED, lambda *_, **__: None)
     monkeypatch.setattr("nimble_jobs.workloads.heads.load_kernels", lambda *_: None)
     monkeypatch.setattr("nimble_jobs.engine.first_calls.load_comparison", loaded.append)
     given = spec("cuda:1")
@@ -104,7 +107,7 @@ def test_without_a_gpu_nothing_happens(monkeypatch: pytest.MonkeyPatch, driver: 
         return driver
 
     monkeypatch.setattr(early, "_driver", find)
-    monkeypatch.setattr("nimble_jobs.engine.first_calls.load_operators", lambda *_: pytest.fail("there is no GPU"))
+    monkeypatch.setattr(LOADED, lambda *_, **__: pytest.fail("there is no GPU"))
     Early(spec("auto")).close()
 
 
@@ -113,7 +116,8 @@ def test_a_gpu_that_starts_slowly_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     started, over = threading.Event(), threading.Event()
     monkeypatch.setattr(early, "_driver", Driver)
     monkeypatch.setattr(
-        "nimble_jobs.engine.first_calls.load_operators", lambda *_: over.set() if started.wait(PATIENCE_S) else None
+        LOADED,
+        lambda *_, **__: over.set() if started.wait(PATIENCE_S) else None,
     )
     begun = Early(spec("auto"))
     begun.join()
@@ -130,7 +134,7 @@ def test_what_cannot_be_imported_is_left_to_the_job(monkeypatch: pytest.MonkeyPa
         raise ImportError(f"{name} is broken")
 
     monkeypatch.setattr(early, "_driver", Driver)
-    monkeypatch.setattr("nimble_jobs.engine.first_calls.load_operators", lambda *_: None)
+    monkeypatch.setattr(LOADED, lambda *_, **__: None)
     monkeypatch.setattr(importlib, "import_module", refuse)
     Early(spec("auto")).close()
 

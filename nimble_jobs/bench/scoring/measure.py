@@ -70,6 +70,9 @@ def _jpegs(wanted: Wanted, shop: Workshop) -> tuple[Path, list[Path]]:
 def _listed(folder: Path) -> list[Path]:
     """What a job over the folder scores, so that all systems score the same."""
     root, names, _ = list_images(str(folder), SUFFIXES["images"])
+    other = next((name for name in names if not name.lower().endswith((".jpg", ".jpeg"))), None)
+    if other is not None:
+        raise UsageError(f"--images: {root / other} is no JPEG; expected JPEGs alone, which all systems can decode")
     return [root / name for name in names]
 
 

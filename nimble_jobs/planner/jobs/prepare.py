@@ -11,6 +11,7 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.first_calls import loading_operators
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.job import Hit
+from nimble_jobs.models.build import DTYPES
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.planner.jobs.background import Builders
 from nimble_jobs.planner.jobs.building import build_apart, build_new, build_quickly, check_code
@@ -105,7 +106,9 @@ def _kept(key: str, residents: Residents) -> Loaded | None:
 @collector_paused()
 def _without_schedule(key: str, request: Request, device: torch.device, siblings: Siblings | None) -> Loaded:
     """The request's model on the device, which has no schedule yet."""
-    with loading_operators(device, request.model_dtype), noted(request.model) as origin:
+    pictures = request.packing is None and len(request.input_shape) == 4
+    operators = loading_operators(device, DTYPES[request.model.dtype], pictures=pictures)
+    with operators, noted(request.model) as origin:
         module = build_module(request, device, siblings.first if siblings is not None else None)
     if siblings is None:
         return Loaded(key=key, request=request, device=device, module=module, origin=origin, carried=Carried(module))

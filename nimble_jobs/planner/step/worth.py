@@ -1,6 +1,7 @@
 """Whether a training is long enough to pay for building a step's schedule: what a build takes, and what it saves.
 
-The estimate comes from builds that the store remembers or, if it remembers none, from `docs/measurements`.
+The estimate comes from builds that the store remembers or, if it remembers none, from `docs/measurements` and decision
+0080.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from nimble_jobs.plural import count
 from nimble_jobs.store.schedules import BuildFacts
 
 _BRIEFLY_S = 0.03
+_MOST_RATIO = 0.98  # that builds of other models can lead to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +69,19 @@ def expected(
     """Costs for a step of so many programs. `builds`: of training steps on this device, as the store remembers them,
     one for each program.
 
-    Builds of the same model count alone if there are any. Ratios are medians, and so are the times of builds, as
-    shares of what is expected without them.
+    Builds of the same model count alone if there are any, else those of the same kind, texts or not, beside what is
+    expected without them. Ratios are medians, and so are the times of builds, as shares of what is expected. Only a
+    model's own builds can say that nothing is gained, or none would be built that could say otherwise.
     """
     defaults = _GPU if on_gpu else _CPU_TEXTS if texts else _CPU
     own = [build for build in builds if build.model == model]
-    known = own or list(builds)
+    known = own or [build for build in builds if build.model.startswith("transformers:") is texts]
     share, ratio = 1.0, defaults.ratio
     if known:
-        share = programs * median(b.build_s / _build_s(defaults, b.eager_us / 1e6) for b in known)
-        ratio = min(1.0, median(b.replay_us / b.eager_us if b.runs == "schedule" else 1.0 for b in known))
+        shares = [programs * b.build_s / _build_s(defaults, b.eager_us / 1e6) for b in known]
+        ratios = [b.replay_us / b.eager_us if b.runs == "schedule" else 1.0 for b in known]
+        share = median(shares if own else [*shares, share])
+        ratio = min(1.0 if own else _MOST_RATIO, median(ratios if own else [*ratios, ratio]))
     if own:
         source = f"estimated from {count(len(own), 'earlier build')} of this model's steps on this device"
     elif known:

@@ -111,7 +111,7 @@ def _size(shape: Setup) -> int:
 
 def _words(declined: Sequence[_Worth], *, each: str) -> str:
     """Why these are not built, all together; `each` names what the batches of one step are."""
-    batches, ahead = sum(worth.batches for worth in declined), "nimble-jobs cache build SPEC builds ahead"
+    batches, ahead = sum(worth.batches for worth in declined), "nimble-jobs cache build SPEC builds for later trainings"
     nearest = max(declined, key=lambda worth: worth.batches / worth.needed)
     if math.isinf(nearest.needed):
         return f"{_NO_BUILD}: replays are no faster than eager here ({nearest.source}); {ahead}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
@@ -41,8 +42,11 @@ class Means:
     paying: Paying | None = None  # decides on misses of a new training; None: `on_miss` does
 
 
-def prepare_step(setup: Setup, means: Means, *, began_with: Source | Literal["eager"] | None = None) -> PreparedStep:
-    """The best step, stored or built now; for an interrupted training, the kind of step that it began with.
+def prepare_step(
+    setup: Setup, means: Means, *, began_with: Source | Literal["eager"] | None = None, began: bool = False
+) -> PreparedStep:
+    """The best step, stored or built now; for an interrupted training, which `began`, the kind of step that it began
+    with, as far as that is possible.
 
     Raises JobFailed, OutOfMemory, DeviceFault, StoreError, ModelChanged, and what `means` raises.
     """
@@ -55,7 +59,7 @@ def prepare_step(setup: Setup, means: Means, *, began_with: Source | Literal["ea
             means.paying.keep_in_eager(setup)
         step = EagerStep(request, device, fallback="the training began in eager and stays exact")
         return PreparedStep(step=step, key=program_key(setup.parts, Role.UPDATE), hit=Hit.MISS)
-    paying = means.paying if began_with is None else None
+    paying = None if began else means.paying
     return prepare_stored_step(
         replace(request, only=began_with),
         setup.parts,
@@ -73,12 +77,11 @@ def prepare_steps(
     setup: Setup, means: Means, *, began_with: Sequence[Source | Literal["eager"] | None]
 ) -> list[PreparedStep]:
     """The best step for batches of each shape. Raises what `prepare_step` raises, with all of them closed."""
-    kinds = [*began_with, *[None] * len(setup.each)]
     made: list[PreparedStep] = []
     try:
         with keeping_compilers():
-            for each, kind in zip(setup.each, kinds, strict=False):
-                made.append(prepare_step(each, means, began_with=kind))
+            for each, kind in zip_longest(setup.each, began_with[: len(setup.each)]):
+                made.append(prepare_step(each, means, began_with=kind, began=len(made) < len(began_with)))
         if means.paying is not None:
             means.paying.settle(made)
     except BaseException:
