@@ -14,6 +14,7 @@
 #   first-runs jobs with nothing stored beside eager: 200 s (RECORDS)
 #   text-start fresh processes with stored buckets: 340 s   text-training  BERT-base, torch.compile and ours: 500 s (SYSTEMS, BERT; LOSSES=1: without dropout, after eager)
 #   kills      kills in every stage of a job whose pictures the GPU decodes, 50 rounds: 400 s (ROUNDS, SEED)
+#   starts     stored starts of ResNet-50 and NASNet-A mobile (MODELS): 200 s
 #   batches    ResNet-50 and ViT-B/16 in batches of 64: 250 s               bf16  training ResNet-50 in bf16: 250 s
 # The seconds are those of slow hosts. A part that measures the host as well, as all but tests and inference do, wants to be alone on its cores.
 # Set in the environment: PYTHON (python3; must have nimble-jobs' packages), MODELS, SYSTEMS, TESTS, TEXTS (minilm,bert-base), BUCKETS (20, of text-start).
@@ -89,6 +90,9 @@ part() {  # NAME SECONDS: measure it
         jpeg-training)
             "$PYTHON" scripts/bench_training_job.py resnet50:224:1200 --batch 64 --dtype bf16 --jpegs 8192 --decode gpu cpu --json "$out.json" ;;
         first-runs) "$PYTHON" scripts/bench_first_run.py --records "${RECORDS:-100,1000,20000,30000,100000}" --json "$out.json" ;;
+        starts)
+            "$PYTHON" scripts/bench_start.py --device cuda --dtype fp16 --models "${MODELS:-resnet50,zoo:nasnet_a_mobile}" --rounds 5 --phases \
+                --json "$out.json" ;;
         run) "$PYTHON" scripts/measure_run.py resnet50 --batch 64 --records 8192 --phases --json "$out.json" ;;
         *) echo "gpu_parts: unknown part $1"; return 2 ;;
     esac
