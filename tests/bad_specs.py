@@ -224,6 +224,11 @@ BAD_SPECS = [
         messages=("{file}:15: run.batch_size: unknown field, did you mean input.batch_size?",),
     ),
     BadSpec(
+        name="a field whose name another section has, in one that has a similar one",
+        text=edit(("batch_size", "shard_size")),
+        messages=("{file}:11: input.shard_size: unknown field, did you mean output.shard_size?",),
+    ),
+    BadSpec(
         name="a field whose name only another section has",
         text=FINETUNE + "  keep: 3\n  checkpoint: {keep: 3}\n",
         messages=(

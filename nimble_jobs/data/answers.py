@@ -130,6 +130,7 @@ class Answers:
         number = refused.index
         place = valid(self._place(int(self._requests.starts[number])))
         message = refused.reason.removeprefix(f"{place}: ").removesuffix(HOW_TO_CUT)
+        message = message.removeprefix("line: ")  # as shards of earlier versions say it
         answer: dict[str, Any] = {"id": self._id(number), "custom_id": refused.id or None}
         found = _FIELD.match(message)
         where = "line" if message.startswith("is ") else found[1] if found is not None else None

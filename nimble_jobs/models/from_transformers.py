@@ -88,11 +88,14 @@ def _configured(folder: Path, args: dict[str, Any]) -> tuple[Any, Any]:
     if unknown:
         key = min(unknown)
         raise ModelError(f"model.args.{key}: no such entry in the configuration{similar(key, list(config.to_dict()))}")
-    return _part(config, transformers), transformers
+    return _part(config, transformers, args), transformers
 
 
-def _part(config: Any, transformers: Any) -> Any:
-    """The part of the configuration that the class in `architectures` takes: CLIPTextModel takes `text_config`."""
+def _part(config: Any, transformers: Any, args: dict[str, Any]) -> Any:
+    """The part of the configuration that the class in `architectures` takes: CLIPTextModel takes `text_config`.
+
+    Settings of the whole that `args` names, and its labels, hold for the part, too. Raises ModelError for others.
+    """
     names = config.architectures or []
     cls = _named(names[0], config, transformers) if names else None
     wanted = getattr(cls, "config_class", None)
@@ -102,6 +105,12 @@ def _part(config: Any, transformers: Any) -> Any:
         part: Any = getattr(config, name, None)
         if issubclass(type(part), wanted):
             part.architectures = names
+            for key in args.keys() - {"architectures", name}:
+                if not hasattr(part, key):
+                    raise ModelError(f"model.args.{key}: {names[0]} has no such entry; set it in {name}")
+                setattr(part, key, getattr(config, key))
+            if len(config.id2label) != len(part.id2label) and "num_labels" not in args:
+                part.id2label, part.label2id = config.id2label, config.label2id
             if hasattr(part, "projection_dim") and hasattr(config, "projection_dim"):
                 part.projection_dim = config.projection_dim  # the one that the whole model was built with
             return part

@@ -106,23 +106,23 @@ def _unknown(model: type[BaseModel], where: Where) -> tuple[str, str]:
 
 
 def _meant(model: type[BaseModel], where: Where, name: str, known: list[str]) -> str | None:
-    """The field that is probably meant: of the same mapping, else of the same section, else of another one."""
+    """The field that is probably meant. One of which the name is a beginning, or the other way round, comes before one
+    of the same name elsewhere, and that before one that is merely alike.
+    """
     plain = _plain(name)
     near = difflib.get_close_matches(plain, known, 1) or difflib.get_close_matches(name.lower(), known, 1)
     places = {place: _plain(place.rpartition(".")[2]) for place in _places(model)}
     section = "" if len(where) == 1 else f"{where[0]}."
     inside = {place: leaf for place, leaf in places.items() if place.startswith(section)}
-    if plain in map(_plain, near):
-        return near[0]
-    for one in (
-        _only(inside, [plain]),
-        *near,
-        _only(inside, difflib.get_close_matches(plain, inside.values(), 1)) if section else None,
-        _only(places, [plain]),
-    ):
-        if one is not None:
-            return one
-    return None
+    alike = _only(inside, difflib.get_close_matches(plain, inside.values(), 1)) if section else None
+    candidates = [place for place in (*near, _only(inside, [plain]), alike) if place is not None]
+    longer = [place for place in candidates if _begins(_plain(place.rpartition(".")[2]), plain)]
+    return next(iter([*longer, *filter(None, [_only(places, [plain])]), *candidates]), None)
+
+
+def _begins(one: str, other: str) -> bool:
+    """Whether one of them begins with the other."""
+    return one.startswith(other) or other.startswith(one)
 
 
 def _only(places: Mapping[str, str], names: list[str]) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from nimble_jobs.machine import before_cuda
 from nimble_jobs.spec import JobSpec, parse_source
+from nimble_jobs.spec.formats import TEXTS
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class Early:
             from nimble_jobs.models.build import DTYPES
 
             device = sys.modules["torch"].device("cuda", index)
-            texts = self._spec.input.format == "text"
+            texts = self._spec.input.format in TEXTS
             load_operators(device, DTYPES[self._spec.model.dtype], pictures=not texts)
             if texts:
                 load_comparison(device)

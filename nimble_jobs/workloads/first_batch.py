@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 # What a model's code raises if it meets None in place of an argument, or misses an entry of one.
 _OF_ARGUMENTS = (AttributeError, KeyError, NameError, TypeError, ValueError, AssertionError)
+_OF_META = re.compile(r"\bmeta\b(?!\.)|data-dependent")
 _TOKENS = 8  # of the texts that are tried
 
 
@@ -45,25 +47,27 @@ class Tried:
 def explaining(
     spec: JobSpec, reader: Reader, setup: TextSetup | None, allowed_python: Sequence[Path]
 ) -> Iterator[None]:
-    """While inside, an exception of a model with named inputs becomes a ModelError if the model cannot take any batch.
+    """While inside, an exception of a model with named inputs becomes a ModelError if the model says the same of any
+    batch.
 
-    `setup`: how the input's texts become tokens, if it has any.
+    `setup`: how the input's texts become tokens, if it has any. A `python:` model is not tried, as its code may keep
+    what it makes, which on the meta device would have no values.
     """
     try:
         yield
     except NimbleError:
         raise
     except _OF_ARGUMENTS as e:
-        if (problem := _problem(spec, reader, setup, allowed_python)) is None:
+        problem = _problem(spec, reader, setup, allowed_python)
+        if problem is None or first_line(e) not in problem:
             raise
-        if source_of(spec.model).scheme == "python":
-            _log.error("%s", first_line(e), exc_info=e)  # its author needs the place
+        _log.info("the model's own error", exc_info=e)
         raise ModelError(problem) from e
 
 
 def _problem(spec: JobSpec, reader: Reader, setup: TextSetup | None, allowed_python: Sequence[Path]) -> str | None:
     named = reader.packing is not None or spec.input.format in TEXTS
-    if not named or source_of(spec.model).scheme == "exported":
+    if not named or source_of(spec.model).scheme in ("exported", "python"):
         return None
     model = spec.model if setup is None else setup.model(spec.model)
     try:
@@ -124,7 +128,7 @@ def of_meta(error: BaseException) -> bool:
     """Whether the error is due to the meta device, which has no values."""
     text = f"{error} {error.__cause__ or ''}".lower()
     causes = (error, error.__cause__)
-    return any(isinstance(e, NotImplementedError) for e in causes) or "meta" in text or "data-dependent" in text
+    return any(isinstance(e, NotImplementedError) for e in causes) or _OF_META.search(text) is not None
 
 
 def _left_out(module: nn.Module, paths: Sequence[str]) -> str:

@@ -18,6 +18,7 @@ from PIL import Image
 from nimble_jobs.data import Reader, open_reader
 from nimble_jobs.errors import DataError, ModelError, SpecError
 from nimble_jobs.job import JobState
+from nimble_jobs.models import from_transformers
 from nimble_jobs.models.build import build
 from nimble_jobs.spec import dump, load, restore
 from nimble_jobs.spec.model import FieldsSpec, InputSpec
@@ -341,3 +342,16 @@ def test_the_image_side_of_a_clip_alone(tmp_path: Path) -> None:
     with torch.no_grad():
         expected = whole.get_image_features(pixel_values=x).pooler_output
         torch.testing.assert_close(build(spec.model)(x)["image_embeds"], expected)
+
+
+def test_settings_of_the_whole_hold_for_a_part(tmp_path: Path) -> None:
+    """Those that the spec names and the labels; what a part does not take is refused."""
+    from transformers import CLIPConfig
+
+    CLIPConfig(architectures=["CLIPTextModel"], num_labels=5).save_pretrained(tmp_path)
+    config, _ = from_transformers._configured(tmp_path, {})
+    assert (type(config).__name__, config.num_labels) == ("CLIPTextConfig", 5)
+    config, _ = from_transformers._configured(tmp_path, {"num_labels": 7})
+    assert config.num_labels == 7
+    with pytest.raises(ModelError, match=r"model\.args\.logit_scale_init_value: CLIPTextModel has no such entry"):
+        from_transformers._configured(tmp_path, {"logit_scale_init_value": 1.0})

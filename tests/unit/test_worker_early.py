@@ -87,8 +87,9 @@ def test_a_job_of_texts_loads_what_its_checks_need(monkeypatch: pytest.MonkeyPat
     given = spec("cuda:1")
     Early(given).close()
     assert not loaded
-    Early(given.model_copy(update={"input": given.input.model_copy(update={"format": "text"})})).close()
-    assert loaded == [torch.device("cuda:1")]
+    for format_ in ("text", "openai-batch"):
+        Early(given.model_copy(update={"input": given.input.model_copy(update={"format": format_})})).close()
+    assert loaded == [torch.device("cuda:1")] * 2
 
 
 def test_a_job_of_the_cpu_starts_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

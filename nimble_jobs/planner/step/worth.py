@@ -7,6 +7,7 @@ The estimate comes from builds that the store remembers or, if it remembers none
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -23,6 +24,7 @@ from nimble_jobs.plural import count
 from nimble_jobs.store.schedules import BuildFacts
 
 _BRIEFLY_S = 0.03
+_OF_TEXTS = re.compile(r"x:uint8\[\d+, \d+\],")  # rows of bytes, which hold tokens
 _MOST_RATIO = 0.98  # that builds of other models can lead to
 
 
@@ -75,7 +77,7 @@ def expected(
     """
     defaults = _GPU if on_gpu else _CPU_TEXTS if texts else _CPU
     own = [build for build in builds if build.model == model]
-    known = own or [build for build in builds if build.model.startswith("transformers:") is texts]
+    known = own or [build for build in builds if bool(_OF_TEXTS.match(build.input)) is texts]
     share, ratio = 1.0, defaults.ratio
     if known:
         shares = [programs * b.build_s / _build_s(defaults, b.eager_us / 1e6) for b in known]
