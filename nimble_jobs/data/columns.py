@@ -96,17 +96,17 @@ def is_encoded(kind: pa.DataType) -> bool:
 
 def is_list(kind: pa.DataType) -> bool:
     return bool(
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind)
-        or pa.types.is_large_list_view(kind)
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind) or _is_view(kind)
     )
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
 
 
 def _holds_views(kind: pa.DataType) -> bool:
     """Whether a type has views of lists at any depth, which Arrow's functions do not all take."""
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+    if _is_view(kind):
         return True
     return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _holds_views(kind.value_type)
 

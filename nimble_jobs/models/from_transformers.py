@@ -109,7 +109,7 @@ def _part(config: Any, transformers: Any, args: dict[str, Any]) -> Any:
                 if not hasattr(part, key):
                     raise ModelError(f"model.args.{key}: {names[0]} has no such entry; set it in {name}")
                 setattr(part, key, getattr(config, key))
-            if len(config.id2label) != len(part.id2label) and "num_labels" not in args:
+            if config.id2label != transformers.PretrainedConfig().id2label and "num_labels" not in args:
                 part.id2label, part.label2id = config.id2label, config.label2id
             if hasattr(part, "projection_dim") and hasattr(config, "projection_dim"):
                 part.projection_dim = config.projection_dim  # the one that the whole model was built with

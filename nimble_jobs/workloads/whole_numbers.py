@@ -65,13 +65,12 @@ class OneType(DispatchMode):
     supports_higher_order_operators = True  # they are let through
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name().partition(".")[0] in _OF_ONE_TYPE:
+        name = func.name().partition(".")[0]
+        if name in _OF_ONE_TYPE:
             given = {arg.dtype for arg in args if isinstance(arg, torch.Tensor)}
-            if any(t.is_floating_point for t in given) and any(
-                not (t.is_floating_point or t.is_complex) for t in given
-            ):
+            if len({dtype.is_floating_point for dtype in given if not dtype.is_complex}) == 2:
                 names = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in given))
-                raise _Mixed(f"{func.name().partition('.')[0].removeprefix('aten::')} of {names}")
+                raise _Mixed(f"{name.removeprefix('aten::')} of {names}")
         return func(*args, **(kwargs or {}))
 
 

@@ -353,5 +353,9 @@ def test_settings_of_the_whole_hold_for_a_part(tmp_path: Path) -> None:
     assert (type(config).__name__, config.num_labels) == ("CLIPTextConfig", 5)
     config, _ = from_transformers._configured(tmp_path, {"num_labels": 7})
     assert config.num_labels == 7
+    own = CLIPConfig(architectures=["CLIPTextModel"], text_config={"id2label": {0: "no", 1: "yes", 2: "maybe"}})
+    own.save_pretrained(tmp_path / "own")
+    config, _ = from_transformers._configured(tmp_path / "own", {})
+    assert config.id2label == {0: "no", 1: "yes", 2: "maybe"}
     with pytest.raises(ModelError, match=r"model\.args\.logit_scale_init_value: CLIPTextModel has no such entry"):
         from_transformers._configured(tmp_path, {"logit_scale_init_value": 1.0})
