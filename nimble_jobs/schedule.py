@@ -106,6 +106,7 @@ class CompiledKernel:
     arg_types: str  # a letter for each parameter
     start: int  # bytes
     nbytes: int
+    scratch_bytes: int = 0  # of device memory for each block, while it runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

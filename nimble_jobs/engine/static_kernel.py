@@ -6,6 +6,7 @@ Inductor makes them while a program is recorded. They are stored beside the sche
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,6 +31,7 @@ class StaticKernel:
     warps: int  # per block
     shared_bytes: int  # per block
     arg_types: str  # a letter for each parameter, in the code of torch's launcher; O is a pointer
+    scratch_bytes: int = 0  # of device memory per block, while it runs
     write_only: set[int] = field(default_factory=set)  # positions of arguments that it only writes
     updated: set[int] = field(default_factory=set)  # positions of arguments that it reads and writes
 
@@ -47,7 +49,9 @@ class StaticKernel:
         device = next(a.device for a in args if isinstance(a, torch.Tensor))
         if device.index not in self._handles:
             self._handles[device.index] = load_function(self.binary, self.function, self.shared_bytes, device)
-        scratch = (None,) * (len(self.arg_types) - len(args))  # compilers reserve it; these kernels do not use it
+        scratch: list[torch.Tensor | None] = [None] * (len(self.arg_types) - len(args))  # few kernels use it
+        if self.scratch_bytes:  # later kernels of this stream may have it as soon as this one has ended
+            scratch[0] = torch.empty(math.prod(self.grid) * self.scratch_bytes, dtype=torch.uint8, device=device)
         launch_kernel(
             self._handles[device.index],
             self.grid,
@@ -74,6 +78,7 @@ def pack(kernels: Mapping[str, object]) -> tuple[tuple[CompiledKernel, ...], byt
                 warps=kernel.warps,
                 shared_bytes=kernel.shared_bytes,
                 arg_types=kernel.arg_types,
+                scratch_bytes=kernel.scratch_bytes,
                 start=starts.setdefault(kernel.binary, end),
                 nbytes=len(kernel.binary),
             )
@@ -98,5 +103,6 @@ def unpack(described: Iterable[CompiledKernel], binaries: bytes) -> dict[str, St
             warps=kernel.warps,
             shared_bytes=kernel.shared_bytes,
             arg_types=kernel.arg_types,
+            scratch_bytes=kernel.scratch_bytes,
         )
     return found

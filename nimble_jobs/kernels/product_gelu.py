@@ -1,4 +1,4 @@
-"""A linear layer with GELU in one kernel of our own, for few rows. The library's products know no exact GELU.
+"""A linear layer with GELU in one kernel of our own. The library's products know no exact GELU.
 
 An operator computes it in torch. A pass over a compiler's graph (`product_gelu_pass`) puts it there where our kernel is
 faster than the library's product with a second kernel. In the recording our kernel takes its place.
@@ -6,6 +6,7 @@ faster than the library's product with a second kernel. In the recording our ker
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -18,16 +19,22 @@ from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import static_triton
 from nimble_jobs.kernels.own_kernels import Launched, tile_in
-from nimble_jobs.kernels.static_triton import TYPES, Launch, capability_of, is_dense
+from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, capability_of, is_dense
 from nimble_jobs.schedule import Program, Task, View
 
 PREFIX = "triton.product_gelu"
-MOST_ROWS = 512  # beyond that the product itself is what takes long
+FEW_ROWS = 512
 TILES = {  # by name: blocks of rows, features and inputs, warps, stages
     "64x64x64": (64, 64, 64, 4, 5),
     "64x32x128": (64, 32, 128, 4, 4),
     "128x64x64": (128, 64, 64, 8, 4),
 }
+MANY_ROWS = {  # the same for more rows than that, and blocks that a multiprocessor holds
+    "128x256x64": (128, 256, 64, 8, 3, 1),
+    "128x128x64": (128, 128, 64, 4, 3, 2),
+}
+_MULTIPROCESSORS = 132  # of an H100 or H200
+_GROUP = 8  # blocks of rows that share what they read of the weights
 _NAMESPACE = "nimble_jobs"
 
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
@@ -63,10 +70,15 @@ class Shape:
     @property
     def tiles(self) -> tuple[str, ...]:
         """The tiles that our kernel can use; none if it cannot compute this shape."""
-        if self.dtype not in ("float16", "bfloat16") or not 0 < self.rows <= MOST_ROWS:
+        if self.dtype not in ("float16", "bfloat16") or not 0 < self.rows < MOST:
             return ()
-        fit = {name: self.features % tile[1] == 0 == self.inputs % tile[2] for name, tile in TILES.items()}
-        return tuple(name for name, fits in fit.items() if fits)
+        tiles = TILES if self.rows <= FEW_ROWS else MANY_ROWS
+        return tuple(name for name, tile in tiles.items() if self.features % tile[1] == 0 == self.inputs % tile[2])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """What the kernel is given after its tensors."""
+        return () if self.rows <= FEW_ROWS else (self.rows,)
 
     def name(self, tile: str) -> str:
         """The kernel's name, which tells binaries and grids apart."""
@@ -89,7 +101,8 @@ def launched(task: Task, device: torch.device) -> Launched | None:
     shape = shape_of(task)
     if shape is None:
         return None
-    return Launched(kernel=compiled(shape, str(task.args[3]), capability_of(device)), given=task.args[:3])
+    kernel = compiled(shape, str(task.args[3]), capability_of(device))
+    return Launched(kernel=kernel, given=task.args[:3], sizes=shape.sizes)
 
 
 def shape_of(task: Task) -> Shape | None:
@@ -110,6 +123,11 @@ def compiled(shape: Shape, tile: str, capability: int) -> StaticKernel:
 
     Raises EngineError if Triton cannot compile it.
     """
+    if shape.rows > FEW_ROWS:
+        rows, features, _, _, _, at_once = MANY_ROWS[tile]
+        blocks = min(-(-shape.rows // rows) * (shape.features // features), at_once * _MULTIPROCESSORS)
+        kernel = _for_many_rows(shape.dtype, shape.features, shape.inputs, tile, capability)
+        return dataclasses.replace(kernel, name=shape.name(tile), grid=(blocks, 1, 1))
     from nimble_jobs.kernels import product_gelu_triton
 
     rows, features, inputs, warps, stages = TILES[tile]
@@ -119,6 +137,27 @@ def compiled(shape: Shape, tile: str, capability: int) -> StaticKernel:
         product_gelu_triton.product_gelu,
         Launch(name=shape.name(tile), grid=grid, warps=warps, stages=stages),
         capability,
-        pointers=dict.fromkeys(("x", "weight", "bias", "out"), TYPES[shape.dtype]),
+        pointers=_pointers(shape.dtype),
         constants=sizes | {"ROW_BLOCK": rows, "FEATURE_BLOCK": features, "INPUT_BLOCK": inputs},
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _for_many_rows(dtype: str, features: int, inputs: int, tile: str, capability: int) -> StaticKernel:
+    """The kernel that takes the number of rows as an argument: batches of many lengths share its machine code."""
+    from nimble_jobs.kernels import product_gelu_triton
+
+    row_block, feature_block, input_block, warps, stages, _ = MANY_ROWS[tile]
+    blocks = {"ROW_BLOCK": row_block, "FEATURE_BLOCK": feature_block, "INPUT_BLOCK": input_block, "GROUP": _GROUP}
+    return static_triton.compiled(
+        product_gelu_triton.product_gelu_many,
+        Launch(name=f"{PREFIX}.{dtype}.{inputs}x{features}.{tile}", grid=(1, 1, 1), warps=warps, stages=stages),
+        capability,
+        pointers=_pointers(dtype),
+        sizes=("rows",),
+        constants={"FEATURES": features, "INPUTS": inputs} | blocks,
+    )
+
+
+def _pointers(dtype: str) -> dict[str, str]:
+    return dict.fromkeys(("x", "weight", "bias", "out"), TYPES[dtype])

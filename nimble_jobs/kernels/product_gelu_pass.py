@@ -81,7 +81,7 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
         out.fill_(float("nan"))
         turn[0] = -1  # the next weight is the first
         kernel = compiled(shape, tile, capability_of(device))
-        return lambda: kernel(x, weight(), bias, out)
+        return lambda: kernel(x, weight(), bias, out, *shape.sizes)
 
     ways = Ways(shape.dtype)
     for tile in shape.tiles:

@@ -57,6 +57,8 @@ def compiled(
     except Exception as e:  # Triton's errors have no common base class, and its assembler raises plain ones
         raise EngineError(f"Triton cannot compile the kernel {launch.name}: {first_line(e)}") from e
     scratch = [getattr(made.metadata, f"{kind}_scratch_size", None) for kind in ("global", "profile")]
+    if any(scratch[1:]):
+        raise EngineError(f"Triton compiled the kernel {launch.name} with a profiler in it")
     return StaticKernel(
         name=launch.name,
         function=made.metadata.name,
@@ -65,6 +67,7 @@ def compiled(
         warps=launch.warps,
         shared_bytes=made.metadata.shared,
         arg_types="O" * len(pointers) + "i" * len(sizes) + "O" * sum(size is not None for size in scratch),
+        scratch_bytes=scratch[0] or 0,  # where blocks make their tensor descriptors
         write_only={len(pointers) - 1},
     )
 

@@ -20,6 +20,7 @@ LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "kernels/depthwise_triton.py:depthwise_contiguous": "a kernel takes every size and stride by itself",
     "kernels/pointwise_triton.py:pointwise": "a kernel takes every size by itself",
     "kernels/product_gelu_triton.py:product_gelu": "a kernel takes every size by itself",
+    "kernels/product_gelu_triton.py:product_gelu_many": "a kernel takes every size by itself",
     "engine/resize_triton.py:resize_ragged": "a kernel takes every size and constant by itself",
     "kernels/separable.py:_computed": "computes an operator, whose arguments are by position",
     "kernels/separable_triton.py:separable": "a kernel takes every size by itself",
