@@ -16,7 +16,7 @@ import torch
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.fused_convolutions import CONVOLUTION_ADD_RELU, CONVOLUTION_RELU, MEMORY_FORMAT
 from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
-from nimble_jobs.kernels import choices, pointwise, pointwise_pass, split_k, split_k_pass
+from nimble_jobs.kernels import choices, pointwise, pointwise_pass, split_k, split_k_pass, split_k_shape
 from nimble_jobs.task_times import TaskTimes
 
 Way = str  # "library", "fused", "product", "pointwise" with a tile of `pointwise`, or one of `split_k`
@@ -102,12 +102,11 @@ class Group:
         )
 
     @property
-    def split(self) -> split_k.Shape:
+    def split(self) -> split_k_shape.Shape:
         """As `split_k` calls it. It has no ways if that cannot compute it."""
         images, channels, height, width = self.x
-        plain = self.groups == 1 and self.dilation == (1, 1)
-        return split_k.Shape(
-            dtype=str(self.dtype).removeprefix("torch.") if plain else "",
+        return split_k_shape.Shape(
+            dtype=str(self.dtype).removeprefix("torch.") if self.groups == 1 else "",
             images=images,
             channels=channels,
             height=height,
@@ -116,6 +115,7 @@ class Group:
             kernel=(self.weight[2], self.weight[3]),
             stride=(self.stride[0], self.stride[1]),
             padding=(self.padding[0], self.padding[1]),
+            dilation=(self.dilation[0], self.dilation[1]),
         )
 
 

@@ -16,6 +16,8 @@ from nimble_jobs.kernels import epilogues, shared_products, split_k_pass
 _DECIDING = (  # modules beside this one that decide what becomes of a graph
     "activations",
     "activations_triton",
+    "bands",
+    "dilated_triton",
     "epilogue_ways",
     "epilogues",
     "fx_nodes",
@@ -25,6 +27,7 @@ _DECIDING = (  # modules beside this one that decide what becomes of a graph
     "shared_products",
     "split_k",
     "split_k_pass",
+    "split_k_shape",
     "split_k_triton",
 )
 

@@ -5,7 +5,7 @@ them, and for linear layers where our kernel is faster.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,8 @@ from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.kernels import choices
 from nimble_jobs.kernels.fx_nodes import add_call
-from nimble_jobs.kernels.split_k import CONVOLUTION, PRODUCT, Shape, code_digest, compiled, parts_of, product_shape
+from nimble_jobs.kernels.split_k import CONVOLUTION, PRODUCT, code_digest, compiled
+from nimble_jobs.kernels.split_k_shape import Shape, parts_of, product_shape
 from nimble_jobs.kernels.static_triton import capability_of
 from nimble_jobs.kernels.ways import Ways
 from nimble_jobs.task_times import TaskTimes
@@ -35,7 +36,7 @@ def calls(shape: Shape, x: torch.Tensor, weight: torch.Tensor, device: torch.dev
     """
     if not shape.ways:
         return {}
-    whole = CONVOLUTION(x, weight, shape.stride, shape.padding, "/1")[0]
+    whole = CONVOLUTION(x, weight, shape.stride, shape.padding, "/1", shape.dilation)[0]
     ways = Ways(shape.dtype)
     for way in shape.ways:
         ways.add(way, functools.partial(_divided, shape, way, x, lambda: weight, device), whole.flatten(0, 2))
@@ -58,9 +59,11 @@ def _divided(
 
 def split_convolution(graph: Graph, convolution: Node, way: str) -> None:
     """Put the operator in place of a convolution of channels-last tensors, and add its parts and the bias after it."""
-    x, weight, bias, stride, padding = convolution.args[:5]
+    x, weight, bias, stride, padding, dilation = convolution.args[:6]
+    assert isinstance(dilation, Sequence)
+    more = [dilation] if any(each != 1 for each in dilation) else []  # as recordings name the operator's arguments
     with graph.inserting_before(convolution):
-        parts = add_call(graph, CONVOLUTION, x, weight, stride, padding, way)
+        parts = add_call(graph, CONVOLUTION, x, weight, stride, padding, way, *more)
         total = add_call(graph, _aten.permute.default, _total(graph, parts, way), [0, 3, 1, 2])
         if bias is not None:
             total = add_call(graph, _aten.add.Tensor, total, add_call(graph, _aten.view.default, bias, [1, -1, 1, 1]))

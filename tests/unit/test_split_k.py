@@ -18,8 +18,9 @@ from nimble_jobs.kernels import epilogues, split_k, split_k_pass, ways
 from nimble_jobs.kernels.choices import Choices, using
 from nimble_jobs.kernels.epilogues import choose_ways
 from nimble_jobs.kernels.own_kernels import put_in_place
-from nimble_jobs.kernels.split_k import CONVOLUTION, PRODUCT, Shape, launched, product_shape
+from nimble_jobs.kernels.split_k import CONVOLUTION, PRODUCT, launched
 from nimble_jobs.kernels.split_k_pass import split_products
+from nimble_jobs.kernels.split_k_shape import Shape, product_shape
 from tests.kernel_trials import interpreted, timed_as
 
 # torch's own compiler warns of torch.jit, which it imports
@@ -118,9 +119,11 @@ def test_inductor_takes_the_parts(request: pytest.FixtureRequest) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.first, self.last = nn.Conv2d(128, 64, 3), nn.Linear(64 * 16, 16)
+            self.dilated = nn.Conv2d(64, 64, 3, padding=2, dilation=2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.last(self.first(x).relu().permute(0, 2, 3, 1).flatten(1)).sigmoid()
+            y = self.dilated(self.first(x).relu()).relu()
+            return self.last(y.permute(0, 2, 3, 1).flatten(1)).sigmoid()
 
     seen: list[str] = []
 
@@ -141,7 +144,7 @@ def test_inductor_takes_the_parts(request: pytest.FixtureRequest) -> None:
         out = torch.compile(module, options={"post_grad_custom_post_pass": Pass()})(x)
         torch.testing.assert_close(out, module(x), rtol=2e-2, atol=2e-2)
     forget_compiled()
-    assert seen == ["64x64x64/18", "64x64x64/16"]
+    assert seen == ["64x64x64/18", "64x64x64/9", "64x64x64/16"]
 
 
 def test_linear_layers_in_parts_compute_the_same() -> None:
@@ -293,7 +296,7 @@ def test_a_product_in_parts_must_be_faster_and_agree(
 _INTERPRETED = """
 import torch
 from nimble_jobs.kernels import split_k_triton
-from nimble_jobs.kernels.split_k import Shape, constants, product_shape
+from nimble_jobs.kernels.split_k_shape import Shape, constants, product_shape
 
 torch.manual_seed(0)
 shapes = [

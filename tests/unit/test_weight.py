@@ -18,6 +18,7 @@ LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "kernels/depthwise_triton.py:depthwise_activated": "a kernel takes every size and stride by itself",
     "kernels/depthwise_triton.py:depthwise_channels_last": "a kernel takes every size and stride by itself",
     "kernels/depthwise_triton.py:depthwise_contiguous": "a kernel takes every size and stride by itself",
+    "kernels/dilated_triton.py:dilated": "a kernel takes every size by itself",
     "kernels/pointwise_triton.py:pointwise": "a kernel takes every size by itself",
     "kernels/product_gelu_triton.py:product_gelu": "a kernel takes every size by itself",
     "kernels/product_gelu_triton.py:product_gelu_many": "a kernel takes every size by itself",
