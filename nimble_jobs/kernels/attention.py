@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -198,18 +199,25 @@ def compiled(shape: Shape, strides: Strides, scale: float, tile: str, capability
     grid = (-(-shape.rows // rows), shape.batch * shape.heads, 1)
     kind = TYPES[shape.dtype]
     mask = {"none": kind, "true": "i8", "added": kind}[shape.mask]
-    ahead = stages if keys < shape.keys else 1
+    sizes = blocks(shape, tile)
+    whole, rest = divmod(shape.keys, keys)
+    steps = whole + (rest > 0 and sizes["REST_BLOCK"] == 0)  # of the kernel's loop
     return static_triton.compiled(
         attention_triton.attention,
-        Launch(name=f"{shape.name(tile)}.{strides.digest}{_scaled(scale)}", grid=grid, warps=warps, stages=ahead),
+        Launch(
+            name=f"{shape.name(tile)}.{strides.digest}{_scaled(scale)}",
+            grid=grid,
+            warps=warps,
+            stages=stages if steps > 1 else 1,
+        ),
         capability,
         pointers={"q": kind, "k": kind, "v": kind, "mask": mask, "out": kind},
-        constants=constants(shape, strides, scale) | {"ROW_BLOCK": rows, "KEY_BLOCK": keys},
+        constants=constants(shape, strides, scale) | sizes,
     )
 
 
 def constants(shape: Shape, strides: Strides, scale: float) -> dict[str, int | float]:
-    """The kernel's constants, except for its tile."""
+    """The kernel's constants, except for its blocks."""
     made: dict[str, int | float] = {
         "SCALE": scale,
         "HEADS": shape.heads,
@@ -222,7 +230,35 @@ def constants(shape: Shape, strides: Strides, scale: float) -> dict[str, int | f
         made |= dict(zip((f"{name}_BATCH", f"{name}_HEAD", f"{name}_ROW"), values, strict=True))
     made["MASK"] = {"none": 0, "true": 1, "added": 2}[shape.mask]
     made |= dict(zip(("M_BATCH", "M_HEAD", "M_ROW", "M_KEY"), strides.mask, strict=True))
-    return made | {"CAUSAL": int(shape.causal)}
+    return made | {"CAUSAL": int(shape.causal), "FOLDED": int(folds(shape, scale))}
+
+
+def folds(shape: Shape, scale: float) -> bool:
+    """Whether the kernel may scale scores within the exponent: exp2(score * factor - largest), one fused multiply-add.
+
+    The factor has to be positive, for the largest score to be the largest after it, and a normal number in fp32, as
+    must be its product with every finite score: infinity less itself is NaN, and the fused form would not notice.
+    Added numbers are in other units than scores, so these are scaled before. As in FlashAttention, scaled scores beyond
+    2^28 are out of reach: the largest is rounded, the fused product is not, and they differ too much there.
+    """
+    info = torch.finfo(getattr(torch, shape.dtype))
+    single = torch.finfo(torch.float32)
+    factor = scale * math.log2(math.e)
+    return shape.mask != "added" and single.tiny <= factor <= single.max / min(single.max, shape.dim * info.max**2)
+
+
+def blocks(shape: Shape, tile: str) -> dict[str, int]:
+    """Rows and keys that the kernel takes at a time; and how many for keys beyond the last whole block, 0 as others.
+
+    Where that would be a block as large as the only whole one, a loop over both runs its loads ahead. In causal order
+    most rows may not look at the last keys.
+    """
+    rows, keys, *_ = TILES[tile]
+    whole, rest = divmod(shape.keys, keys)
+    narrow = max(16, power_of_two(rest)) if rest and not shape.causal else 0
+    if whole == 1 and narrow == keys:
+        narrow = 0
+    return {"ROW_BLOCK": rows, "KEY_BLOCK": keys, "REST_BLOCK": narrow}
 
 
 def _scaled(scale: float) -> str:
