@@ -29,10 +29,15 @@ MOST_KEYS = 2048  # beyond that the library's kernels, which keep more under way
 TILES = {  # by name: blocks of rows and keys, warps, stages
     "32x128": (32, 128, 4, 2),
     "32x256": (32, 256, 4, 1),
+    "64x32": (64, 32, 4, 3),
     "64x64": (64, 64, 4, 2),
     "64x128": (64, 128, 4, 2),
     "128x64": (128, 64, 8, 3),
 }
+_BLOCK_ROWS = 64  # what "blocks" means in the two limits below
+_MOST_SMALL = 512  # with more blocks a GPU is full anyway; tiles of 32 rows would only load keys more often
+_FEWEST_LARGE = 128  # with fewer, not every multiprocessor of a large GPU has one
+_LARGE = ("64x32", "128x64")  # tiles for many blocks: one waits often, the other needs many rows
 _NAMESPACE = "nimble_jobs"
 
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
@@ -87,7 +92,7 @@ class Shape:
 
     @property
     def tiles(self) -> tuple[str, ...]:
-        """The tiles that are worth trying; none if our kernel cannot compute this shape."""
+        """The tiles that are worth trying, at most six; none if our kernel cannot compute this shape."""
         if self.dtype not in ("float16", "bfloat16") or not 16 <= self.dim <= 128 or self.dim % 8:
             return ()
         if min(self.batch, self.heads, self.rows, self.keys) < 1 or self.keys > MOST_KEYS or self.rows > MOST_ROWS:
@@ -95,8 +100,15 @@ class Shape:
         if self.batch * self.heads >= 2**16:  # blocks in that direction
             return ()
         most_rows, most_keys = max(64, power_of_two(self.rows)), max(128, power_of_two(self.keys))
-        fit = {name: tile[0] <= most_rows and tile[1] <= most_keys for name, tile in TILES.items()}
-        return tuple(name for name, fits in fit.items() if fits)
+        blocks = self.batch * self.heads * -(-self.rows // _BLOCK_ROWS)
+
+        def fits(name: str) -> bool:
+            rows, keys, *_ = TILES[name]
+            if (rows < _BLOCK_ROWS and blocks > _MOST_SMALL) or (name in _LARGE and blocks < _FEWEST_LARGE):
+                return False
+            return rows <= most_rows and keys <= most_keys
+
+        return tuple(filter(fits, TILES))
 
     def name(self, tile: str) -> str:
         """The kernel's name, but for how the tensors lie."""
@@ -148,7 +160,7 @@ def launched(task: Task, device: torch.device) -> Launched | None:
 def shape_of(task: Task) -> tuple[Shape, Strides] | None:
     """What a task of the operator computes, and over which memory, if our kernel can; None for any other task."""
     shape = _shape(task) if task.op == str(OPERATOR) else None
-    if shape is None or task.args[6] not in shape.tiles:
+    if shape is None or not shape.tiles or task.args[6] not in TILES:  # an earlier build may have tried other tiles
         return None
     q, k, v, mask = task.args[:4]
     assert isinstance(q, View)

@@ -241,9 +241,13 @@ def test_what_ours_cannot_compute_is_left_alone() -> None:
 class Operator(nn.Module):
     """The operator, as the pass leaves it."""
 
+    def __init__(self, tile: str = "64x64") -> None:
+        super().__init__()
+        self.tile = tile
+
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         q, k, v = heads_of(x)
-        return OPERATOR(q, k, v, mask, False, 0.25, "64x64")
+        return OPERATOR(q, k, v, mask, False, 0.25, self.tile)
 
 
 def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +300,25 @@ def test_the_fastest_tile_must_be_faster_and_agree(
         assert made.times.failed == failed
 
 
+def test_many_blocks_get_other_tiles_than_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most six are tried. A tile that an earlier build chose is used even if it would not be tried now."""
+
+    def tiles(batch: int, heads: int, rows: int) -> tuple[str, ...]:
+        return Shape(dtype="float16", batch=batch, heads=heads, rows=rows, keys=rows, dim=64).tiles
+
+    monkeypatch.setattr(attention, "capability_of", lambda _: 90)
+    assert tiles(1, 12, 197) == ("32x128", "32x256", "64x64", "64x128")
+    assert tiles(8, 12, 197) == tuple(TILES)
+    assert tiles(64, 12, 197) == ("64x32", "64x64", "64x128", "128x64")
+    assert len(TILES) <= 6
+    assert "64x32" not in SHAPE.tiles
+    for tile, number in (("64x32", 1), ("1x1", 0)):
+        module = Operator(tile)
+        with torch.no_grad():
+            recording = record(module, {"x": X}, state_of(module), CPU, module)
+        assert len(put_in_place(recording, GPU, launched).kernels) == number
+
+
 def test_what_is_left_of_the_keys_is_one_narrow_block() -> None:
     """The power of two that holds them, at least 16; not in causal order, nor where it saves nothing."""
 
@@ -336,7 +359,7 @@ def test_the_kernel_compiles(mask: Mask, keys: int, causal: bool) -> None:
     """For a block at the end, with and without whole blocks before it, and for none."""
     shape = Shape(dtype="float16", batch=64, heads=12, rows=197, keys=keys, dim=64, mask=mask, causal=causal)
     strides = Strides(q=(453888, 64, 2304), k=(453888, 64, 2304), v=(453888, 64, 2304), mask=(keys, 0, 0, 1))
-    kernel = attention.compiled(shape, strides, 0.125, "64x64", 90)
+    kernel = attention.compiled(shape, strides, 0.125, "64x32", 90)
     assert kernel.grid == (4, 768, 1)
     assert pack({kernel.name: kernel}) is not None
 
