@@ -167,6 +167,8 @@ def attention(
             CHECKED=KEYS % KEY_BLOCK != REST_BLOCK,
             BLOCK=REST_BLOCK,
         )
+    if CAUSAL:  # no row of this block may look beyond its last
+        end = tl.minimum(end, (tl.program_id(0) + 1) * ROW_BLOCK)
     for start in range(0, end, KEY_BLOCK):
         largest, total, mixed = _taken_in(
             own,

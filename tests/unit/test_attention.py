@@ -421,7 +421,7 @@ _CASES = {
     "keys": "for keys in (64, 65, 63, 95, 80, 32, 20, 3): check(keys)",
     "masks": "for kind in ('true', 'added', 'lowest'): [check(keys, kind) for keys in (64, 37, 70)]",
     "same masks": "for kind in ('true', 'added', 'lowest'): [check(keys, kind, same_rows=True) for keys in (64, 70)]",
-    "causal": "for kind in ('none', 'true', 'added'): [check(keys, kind, True) for keys in (20, 32, 70)]",
+    "causal": "for kind in ('none', 'true', 'added'): [check(keys, kind, True) for keys in (7, 20, 32, 70)]",
     "bf16": "for kind in ('none', 'true', 'added', 'lowest'): check(70, kind, dtype=torch.bfloat16)",
     "fp32": "for kind in ('none', 'lowest'): check(70, kind, dtype=torch.float32)",
     "scales": "for scale in (-0.2, 0.0, 1.0): [check(70, kind, scale=scale) for kind in ('none', 'true', 'added')]",
