@@ -53,12 +53,17 @@ def _taken_in(
     if not FOLDED:
         score *= FACTOR
     if MASK != 0:
-        known = (row < ROWS)[:, None]
-        if CHECKED:
-            known = known & (key < KEYS)[None, :]
-        given = tl.load(mask + row[:, None] * M_ROW + key[None, :] * M_KEY, mask=known, other=0)
+        if M_ROW == 0:  # the same for all rows
+            given = tl.load(mask + key * M_KEY, mask=key < KEYS, other=0)[None, :]
+        else:
+            known = (row < ROWS)[:, None]
+            if CHECKED:
+                known = known & (key < KEYS)[None, :]
+            given = tl.load(mask + row[:, None] * M_ROW + key[None, :] * M_KEY, mask=known, other=0)
         if MASK == 1:
             score = tl.where(given != 0, score, float("-inf"))
+        elif mask.dtype.element_ty == tl.float16:
+            score += given.to(tl.float32) * 1.4426950408889634
         else:
             # bf16's lowest finite number has to stay finite: a row of nothing else gets the mean of all values.
             given = given.to(tl.float32)
