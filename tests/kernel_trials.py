@@ -17,12 +17,22 @@ _AS_GPUS_DO = """
 import builtins
 
 import numpy
+from triton.language import bfloat16, float32
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder
 
 # By default the larger of a number and NaN is the number; the interpreter says NaN
 InterpreterBuilder.create_maxnumf = lambda self, left, right: self.binary_op(left, right, numpy.fmax)
 InterpreterBuilder.create_minnumf = lambda self, left, right: self.binary_op(left, right, numpy.fmin)
+dot = InterpreterBuilder.create_dot
+
+
+def of_values(self, left, right, *more):  # the interpreter multiplies bf16's bits as if they were whole numbers
+    left, right = (self.cast_impl(x, float32) if x.dtype.scalar == bfloat16 else x for x in (left, right))
+    return dot(self, left, right, *more)
+
+
+InterpreterBuilder.create_dot = of_values
 
 
 class Kind(type):

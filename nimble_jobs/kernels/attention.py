@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,10 +29,15 @@ MOST_KEYS = 2048  # beyond that the library's kernels, which keep more under way
 TILES = {  # by name: blocks of rows and keys, warps, stages
     "32x128": (32, 128, 4, 2),
     "32x256": (32, 256, 4, 1),
+    "64x32": (64, 32, 4, 3),
     "64x64": (64, 64, 4, 2),
     "64x128": (64, 128, 4, 2),
     "128x64": (128, 64, 8, 3),
 }
+_BLOCK_ROWS = 64  # what "blocks" means in the two limits below
+_MOST_SMALL = 512  # with more blocks a GPU is full anyway; tiles of 32 rows would only load keys more often
+_FEWEST_LARGE = 128  # with fewer, not every multiprocessor of a large GPU has one
+_LARGE = ("64x32", "128x64")  # tiles for many blocks: one waits often, the other needs many rows
 _NAMESPACE = "nimble_jobs"
 
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
@@ -86,7 +92,7 @@ class Shape:
 
     @property
     def tiles(self) -> tuple[str, ...]:
-        """The tiles that are worth trying; none if our kernel cannot compute this shape."""
+        """The tiles that are worth trying, at most six; none if our kernel cannot compute this shape."""
         if self.dtype not in ("float16", "bfloat16") or not 16 <= self.dim <= 128 or self.dim % 8:
             return ()
         if min(self.batch, self.heads, self.rows, self.keys) < 1 or self.keys > MOST_KEYS or self.rows > MOST_ROWS:
@@ -94,8 +100,15 @@ class Shape:
         if self.batch * self.heads >= 2**16:  # blocks in that direction
             return ()
         most_rows, most_keys = max(64, power_of_two(self.rows)), max(128, power_of_two(self.keys))
-        fit = {name: tile[0] <= most_rows and tile[1] <= most_keys for name, tile in TILES.items()}
-        return tuple(name for name, fits in fit.items() if fits)
+        blocks = self.batch * self.heads * -(-self.rows // _BLOCK_ROWS)
+
+        def fits(name: str) -> bool:
+            rows, keys, *_ = TILES[name]
+            if (rows < _BLOCK_ROWS and blocks > _MOST_SMALL) or (name in _LARGE and blocks < _FEWEST_LARGE):
+                return False
+            return rows <= most_rows and keys <= most_keys
+
+        return tuple(filter(fits, TILES))
 
     def name(self, tile: str) -> str:
         """The kernel's name, but for how the tensors lie."""
@@ -147,7 +160,7 @@ def launched(task: Task, device: torch.device) -> Launched | None:
 def shape_of(task: Task) -> tuple[Shape, Strides] | None:
     """What a task of the operator computes, and over which memory, if our kernel can; None for any other task."""
     shape = _shape(task) if task.op == str(OPERATOR) else None
-    if shape is None or task.args[6] not in shape.tiles:
+    if shape is None or not shape.tiles or task.args[6] not in TILES:  # an earlier build may have tried other tiles
         return None
     q, k, v, mask = task.args[:4]
     assert isinstance(q, View)
@@ -198,18 +211,25 @@ def compiled(shape: Shape, strides: Strides, scale: float, tile: str, capability
     grid = (-(-shape.rows // rows), shape.batch * shape.heads, 1)
     kind = TYPES[shape.dtype]
     mask = {"none": kind, "true": "i8", "added": kind}[shape.mask]
-    ahead = stages if keys < shape.keys else 1
+    sizes = blocks(shape, tile)
+    whole, rest = divmod(shape.keys, keys)
+    steps = whole + (rest > 0 and sizes["REST_BLOCK"] == 0)  # of the kernel's loop
     return static_triton.compiled(
         attention_triton.attention,
-        Launch(name=f"{shape.name(tile)}.{strides.digest}{_scaled(scale)}", grid=grid, warps=warps, stages=ahead),
+        Launch(
+            name=f"{shape.name(tile)}.{strides.digest}{_scaled(scale)}",
+            grid=grid,
+            warps=warps,
+            stages=stages if steps > 1 else 1,
+        ),
         capability,
         pointers={"q": kind, "k": kind, "v": kind, "mask": mask, "out": kind},
-        constants=constants(shape, strides, scale) | {"ROW_BLOCK": rows, "KEY_BLOCK": keys},
+        constants=constants(shape, strides, scale) | sizes,
     )
 
 
 def constants(shape: Shape, strides: Strides, scale: float) -> dict[str, int | float]:
-    """The kernel's constants, except for its tile."""
+    """The kernel's constants, except for its blocks."""
     made: dict[str, int | float] = {
         "SCALE": scale,
         "HEADS": shape.heads,
@@ -222,7 +242,35 @@ def constants(shape: Shape, strides: Strides, scale: float) -> dict[str, int | f
         made |= dict(zip((f"{name}_BATCH", f"{name}_HEAD", f"{name}_ROW"), values, strict=True))
     made["MASK"] = {"none": 0, "true": 1, "added": 2}[shape.mask]
     made |= dict(zip(("M_BATCH", "M_HEAD", "M_ROW", "M_KEY"), strides.mask, strict=True))
-    return made | {"CAUSAL": int(shape.causal)}
+    return made | {"CAUSAL": int(shape.causal), "FOLDED": int(folds(shape, scale))}
+
+
+def folds(shape: Shape, scale: float) -> bool:
+    """Whether the kernel may scale scores within the exponent: exp2(score * factor - largest), one fused multiply-add.
+
+    The factor has to be positive, for the largest score to be the largest after it, and a normal number in fp32, as
+    must be its product with every finite score: infinity less itself is NaN, and the fused form would not notice.
+    Added numbers are in other units than scores, so these are scaled before. As in FlashAttention, scaled scores beyond
+    2^28 are out of reach: the largest is rounded, the fused product is not, and they differ too much there.
+    """
+    info = torch.finfo(getattr(torch, shape.dtype))
+    single = torch.finfo(torch.float32)
+    factor = scale * math.log2(math.e)
+    return shape.mask != "added" and single.tiny <= factor <= single.max / min(single.max, shape.dim * info.max**2)
+
+
+def blocks(shape: Shape, tile: str) -> dict[str, int]:
+    """Rows and keys that the kernel takes at a time; and how many for keys beyond the last whole block, 0 as others.
+
+    Where that would be a block as large as the only whole one, a loop over both runs its loads ahead. In causal order
+    most rows may not look at the last keys.
+    """
+    rows, keys, *_ = TILES[tile]
+    whole, rest = divmod(shape.keys, keys)
+    narrow = max(16, power_of_two(rest)) if rest and not shape.causal else 0
+    if whole == 1 and narrow == keys:
+        narrow = 0
+    return {"ROW_BLOCK": rows, "KEY_BLOCK": keys, "REST_BLOCK": narrow}
 
 
 def _scaled(scale: float) -> str:

@@ -16,7 +16,9 @@ from nimble_jobs.kernels.static_triton import capability_of
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @pytest.mark.parametrize("tile", TILES)
 @pytest.mark.parametrize(("mask", "causal"), [("none", False), ("true", False), ("added", True)])
-@pytest.mark.parametrize(("rows", "keys", "dim"), [(128, 128, 64), (197, 197, 64), (5, 300, 32), (64, 77, 80)])
+@pytest.mark.parametrize(
+    ("rows", "keys", "dim"), [(128, 128, 64), (197, 197, 64), (5, 300, 32), (64, 77, 80), (70, 20, 16)]
+)
 def test_the_kernel_agrees_with_fp64(
     kind: str, tile: str, mask: Mask, causal: bool, rows: int, keys: int, dim: int, device: torch.device
 ) -> None:
@@ -27,7 +29,9 @@ def test_the_kernel_agrees_with_fp64(
     scores = dim**-0.5 * q.double() @ k.double().transpose(2, 3)
     given, strides = None, (0, 0, 0, 0)
     if mask != "none":
-        given, strides = torch.rand(2, 1, 1, keys, device=device) < 0.5, (keys, 0, 0, 1)
+        several = rows if mask == "added" else 1  # another mask for each row, or one for all
+        given = torch.rand(2, 1, several, keys, device=device) < 0.5
+        strides = (several * keys, 0, keys if several > 1 else 0, 1)
         given[1] = False
         scores = scores.masked_fill(~given, float("-inf"))
         if mask == "added":
