@@ -56,6 +56,21 @@ def test_only_what_nothing_else_reads_folds() -> None:
     assert pairs_of(net(), torch.randn(2, 3, 5, 5)) == (("plain.0", "plain.1"),)
 
 
+def test_a_folded_copy_has_tables_of_its_own() -> None:
+    """Also those that held nothing when it was made; a table that two parts share is shared by their copies."""
+    module = net()
+    module.kept = module.plain.kept = {}
+    twin = folded(module, ())
+    twin.kept["a"] = 1  # type: ignore[index, operator]
+    twin.plain[2].register_forward_hook(lambda *_: None)
+    assert twin.plain.kept is twin.kept  # type: ignore[union-attr]
+    assert not module.kept
+    for name, table in vars(twin).items():
+        if isinstance(table, dict):
+            assert type(table) is type(vars(module)[name])
+            assert table is not vars(module)[name]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_folded_module_computes_the_same_with_the_weights_of_its_time(dtype: torch.dtype) -> None:
     """Constants are computed from the weights that the module has when it is folded; the module itself is untouched."""

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
+from nimble_jobs.engine.contents import Contents
 from nimble_jobs.engine.private.modules import BatchNorm, Convolution, calls_forward_alone
-from nimble_jobs.engine.state import tensors_in
 from nimble_jobs.errors import EngineError
 from nimble_jobs.schedule import Arg, Program, View
 
@@ -63,8 +63,10 @@ def folded(module: nn.Module, pairs: Iterable[tuple[str, str]]) -> nn.Module:
 
     Raises EngineError if the module has no such children.
     """
-    shared = {id(t): t for t in (*module.parameters(), *module.buffers(), *tensors_in(module).values())}
-    twin = copy.deepcopy(module, dict(shared))
+    contents = Contents(module)
+    copied: dict[int, object] = {id(table): type(table)() for table in contents.empty}  # slow to copy one by one
+    copied |= {id(t): t for t in (*module.parameters(), *module.buffers(), *contents.tensors().values())}
+    twin = copy.deepcopy(module, copied)
     for convolution, normalisation in pairs:
         try:
             first, second = twin.get_submodule(convolution), twin.get_submodule(normalisation)
