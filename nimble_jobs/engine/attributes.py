@@ -25,7 +25,7 @@ _SEEN = "seen"
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of a module. Pictures are only kept where they could later be others although the value is the same."""
+    """One part of a module. Only attributes that could look different although they are the same have a picture."""
 
     prefix: str
     values: dict[str, Any]
@@ -59,10 +59,10 @@ class _Part:
         seen: dict[int, Any] = {}
         for name, value in self.values.items():
             if name in self.pictures:
-                found[before + name] = self.pictures[name]
+                found[f"{before}{name}"] = self.pictures[name]
             elif name not in OWN:
                 empty = type(value) in TABLES and id(value) not in seen
-                found[before + name] = _EMPTY[type(value)] if empty else _picture(value, seen, DEPTH)
+                found[f"{before}{name}"] = _EMPTY[type(value)] if empty else _picture(value, seen, DEPTH)
                 seen[id(value)] = value
         return found
 

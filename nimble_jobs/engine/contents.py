@@ -17,7 +17,7 @@ from nimble_jobs.engine.random_states import generator_state
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
 NO_STATE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, nn.Module)
 OWN = frozenset({"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"})  # a module's own tables
-TABLES = frozenset({dict, OrderedDict})
+TABLES = frozenset({dict, OrderedDict, set})
 DEPTH = 8  # levels of nested containers and objects that are searched
 _LEAVES = (*PLAIN, *NO_STATE, np.ndarray)
 BARE = frozenset(_LEAVES) - {np.ndarray, nn.Module}  # exact types of what holds nothing
@@ -33,14 +33,14 @@ class Contents:
     def __init__(self, module: nn.Module) -> None:
         # Parts by name, each with the attributes that may hold something.
         self.parts: list[tuple[str, nn.Module, list[tuple[str, Any]]]] = []
-        self.empty: list[dict[Any, Any]] = []  # tables that hold nothing
+        self.empty: list[Any] = []  # tables that hold nothing
         for prefix, part in walk(module):
             holding: list[tuple[str, Any]] = []
             for name, value in vars(part).items():
                 kind = type(value)
                 if kind in BARE:
                     continue
-                if kind in TABLES and not value and (kind is dict or not value.__dict__):
+                if kind in TABLES and not value and (kind is not OrderedDict or not value.__dict__):
                     self.empty.append(value)
                 elif name not in OWN and not (kind is tuple and BARE.issuperset(map(type, value))):
                     holding.append((name, value))
@@ -56,10 +56,10 @@ class Contents:
             before, attributes = f"{prefix}." if prefix else "", vars(part)
             for name, tensor in own.items():
                 if tensor is not None and name not in attributes:  # an attribute hides a tensor of its name
-                    found.setdefault(before + name, tensor)
+                    found.setdefault(f"{before}{name}", tensor)
             for name, value in holding:
                 if isinstance(value, torch.Tensor):
-                    found.setdefault(before + name, value)
+                    found.setdefault(f"{before}{name}", value)
         return found
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -138,5 +138,5 @@ def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
 def _holds_nothing(value: Any) -> bool:
     kind = type(value)
     if kind in TABLES:
-        return not value and (kind is dict or not value.__dict__)
+        return not value and (kind is not OrderedDict or not value.__dict__)
     return kind in BARE

@@ -50,6 +50,7 @@ class Net(nn.Module):
         self.ordered: OrderedDict[str, Any] = OrderedDict()
         self.own = Table()
         self.items: list[Any] = []
+        self.names_seen: set[str] = set()
         self.same = self.table
 
 
@@ -70,6 +71,7 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     "ordered": lambda net: net.ordered.update(a=1),
     "own": lambda net: net.own.update(a=1),
     "items": lambda net: net.items.append(1),
+    "set": lambda net: net.names_seen.add("a"),
     "another type": lambda net: setattr(net, "table", OrderedDict()),
     "no longer the same": lambda net: setattr(net, "same", {}),
     "gone": lambda net: delattr(net, "ordered"),
