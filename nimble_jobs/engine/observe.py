@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from nimble_jobs.engine.attributes import Attributes
+from nimble_jobs.engine.contents import Contents, tensors_in
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.random_states import RandomStates
 from nimble_jobs.engine.same_bytes import same_bytes
-from nimble_jobs.engine.state import Snapshot, attributes, tensors_in
+from nimble_jobs.engine.state import Snapshot
 from nimble_jobs.engine.tree import has_own_names, named_leaves, opened
 from nimble_jobs.errors import CannotRecord
 
@@ -52,8 +54,9 @@ class Watched:
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.left_traces = False
         self._module = module
-        self._snapshot, self._random = Snapshot(module), RandomStates(device)
-        self._attributes, self._tensors = attributes(module), _identities(module)
+        contents = Contents(module)
+        self._snapshot, self._random = Snapshot(module, contents), RandomStates(device)
+        self._attributes, self._tensors = Attributes(contents), contents.identities()
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         try:
@@ -78,18 +81,14 @@ class Watched:
         self._random.put_back()
 
     def _differs(self) -> bool:
+        if self._random.changed() is not None or self._snapshot.nests:
+            return True
+        contents = Contents(self._module)
         return (
-            self._random.changed() is not None
-            or self._snapshot.nests
-            or _identities(self._module) != self._tensors
-            or attributes(self._module) != self._attributes
+            contents.identities() != self._tensors
+            or self._attributes.differing(Attributes(contents)) is not None
             or bool(self._snapshot.changing(containers=True))
         )
-
-
-def _identities(module: nn.Module) -> dict[str, int]:
-    """The identity of each tensor that a module holds, by name."""
-    return {name: id(tensor) for name, tensor in tensors_in(module).items()}
 
 
 def observe(module: nn.Module, example: Tensors, others: Sequence[Tensors], device: torch.device) -> Observed:
@@ -119,12 +118,12 @@ def _observed(
     refuse_modes(modes, module)
     made = {n: t for n, t in tensors_in(module).items() if n not in before}
     values = {n: t.detach().clone() for n, t in made.items()}
-    kept = attributes(module)
+    kept = Attributes(Contents(module))
     changing = snapshot.changing()
     snapshot.put_back_values()
     states.put_back()
     again = _leaves(_called(module, example))
-    refuse_advance(kept, attributes(module))
+    refuse_advance(kept, Attributes(Contents(module)))
     _refuse_other(named, again, "its first call", "the next one, on the same input")
     now = tensors_in(module)
     _refuse_cached(module, {n: values[n] for n, t in made.items() if now.get(n) is t}, example, others, snapshot)
@@ -135,7 +134,7 @@ def _observed(
         except Exception:  # noqa: BLE001 - this input may not suit the model; the example does
             snapshot.put_back_values()
             continue
-        refuse_advance(kept, attributes(module))
+        refuse_advance(kept, Attributes(Contents(module)))
         _refuse_other(named, found, "one input", "another")
         changing |= snapshot.changing()
     refuse_random(states)
@@ -240,14 +239,14 @@ def _refuse_other(found: dict[str, Any], other: dict[str, Any], here: str, there
             raise CannotRecord(f"the model's output {name!r} differs between {here} and {there}")
 
 
-def refuse_advance(before: dict[str, Any], after: dict[str, Any]) -> None:
+def refuse_advance(before: Attributes, after: Attributes) -> None:
     """Raise CannotRecord if an attribute has changed. Names the attribute."""
-    for name in {**before, **after}:
-        if name not in before or name not in after or before[name] != after[name]:
-            raise CannotRecord(
-                f"the model changes its attribute {name!r} in each call; a replay would not. "
-                "Keep values that change in a tensor"
-            )
+    name = before.differing(after)
+    if name is not None:
+        raise CannotRecord(
+            f"the model changes its attribute {name!r} in each call; a replay would not. "
+            "Keep values that change in a tensor"
+        )
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nimble_jobs.engine.contents import state_of
 from nimble_jobs.engine.encode import view_of
 from nimble_jobs.engine.host_reads import watching
 from nimble_jobs.engine.inductor import kernels_to
@@ -20,7 +21,6 @@ from nimble_jobs.engine.private.modes import as_if_compiled, functions_off
 from nimble_jobs.engine.private.modules import saved_names
 from nimble_jobs.engine.private.tensors import storage_id, version
 from nimble_jobs.engine.recorder import Recorder, Recording
-from nimble_jobs.engine.state import state_of
 from nimble_jobs.engine.tree import has_own_names, named_leaves, opened
 from nimble_jobs.errors import CannotRecord, NimbleError, first_line
 from nimble_jobs.schedule import BufferKind

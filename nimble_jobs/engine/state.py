@@ -2,84 +2,23 @@
 
 from __future__ import annotations
 
-import types
-from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections import OrderedDict
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
+from nimble_jobs.engine.contents import Contents
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.modes import DispatchMode, functions_off
-from nimble_jobs.engine.private.modules import buffers_of, parameters_of, tables_of, walk
+from nimble_jobs.engine.private.modules import tables_of
 from nimble_jobs.engine.private.operators import OpOverload, nests, write_arguments
 from nimble_jobs.engine.private.tensors import storage_id, tree_leaves
-from nimble_jobs.engine.random_states import generator_state, set_generator_state
+from nimble_jobs.engine.random_states import set_generator_state
 from nimble_jobs.engine.same_bytes import differing
 from nimble_jobs.errors import CannotRecord
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_OWN = {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"}  # restored separately
-_NO_STATE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, nn.Module)
-_LEAVES = (*_PLAIN, *_NO_STATE, np.ndarray)
-_BARE = frozenset(_LEAVES) - {np.ndarray, nn.Module}  # by their exact type, which is quicker to ask for
-_TABLES = frozenset({dict, OrderedDict})
-# The pictures of empty tables. A module has a dozen.
-_EMPTY: dict[type, tuple[type, list[Any]]] = {kind: (kind, []) for kind in _TABLES}
-_EXACT = frozenset({type(None), bool, int, str, bytes})  # equal values look the same to a model
-_TENSOR_OR_LEAF = (*_LEAVES, torch.Tensor)
 _NO_ITEMS: dict[Any, Any] = {}  # what most tables hold; nobody writes into it
-_DEPTH = 8  # levels of nested containers and objects that are searched
-
-
-def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and plain tensor attributes of a module by dotted name. Aliases have the first name only."""
-    found: dict[str, torch.Tensor] = {}
-    for prefix, child in walk(module):
-        for name, value in {**parameters_of(child), **buffers_of(child), **vars(child)}.items():
-            if not _holds_nothing(value) and isinstance(value, torch.Tensor):
-                found.setdefault(f"{prefix}.{name}" if prefix else name, value)
-    return found
-
-
-def _holds_nothing(value: Any) -> bool:
-    """Whether nothing can be found in a value, as in most attributes of modules: flags, and tables of no hooks."""
-    kind = type(value)
-    if kind in _TABLES:
-        return not value and (kind is dict or not value.__dict__)
-    return kind in _BARE
-
-
-def tensors_in(module: nn.Module) -> dict[str, torch.Tensor]:
-    """`state_of`, plus the tensors in a module's containers and objects, named by their place."""
-    found = state_of(module)
-    waiting = [
-        (f"{p}.{n}" if p else n, v, _DEPTH)
-        for p, m in walk(module)
-        for n, v in vars(m).items()
-        if not _holds_nothing(v) and n not in _OWN
-    ]
-    seen: set[int] = set()
-    while waiting:
-        name, value, depth = waiting.pop()
-        if _holds_nothing(value):
-            continue
-        if isinstance(value, torch.Tensor):
-            found.setdefault(name, value)
-            continue
-        if isinstance(value, _LEAVES) or id(value) in seen or depth == 0:
-            continue
-        seen.add(id(value))
-        inside = getattr(value, "__dict__", None)
-        if type(inside) is dict:
-            waiting += [(f"{name}.{k}", v, depth - 1) for k, v in inside.items()]
-        if isinstance(value, dict | types.MappingProxyType):
-            waiting += [(f"{name}[{k!r}]", v, depth - 1) for k, v in value.items()]
-        elif isinstance(value, list | tuple | deque):
-            waiting += [(f"{name}[{i}]", v, depth - 1) for i, v in enumerate(value)]
-    return found
 
 
 def writable(tensor: torch.Tensor) -> bool:
@@ -97,19 +36,22 @@ class Snapshot:
     Parameters are only copied just before something writes into them: see `watching`.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, contents: Contents | None = None) -> None:
+        contents = contents or Contents(module)
         self._module = module
-        self._tables: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
-        for _, m in walk(module):
-            for table in tables_of(m):
-                if isinstance(table, dict):
-                    self._tables.append((table, dict(table) if table else _NO_ITEMS))
-        self._held = [(c, _contents(c)) for c in _containers(module)]
+        self._tables = [
+            (table, dict(table) if table else _NO_ITEMS)
+            for _, part, _ in contents.parts
+            for table in tables_of(part)
+            if isinstance(table, dict)
+        ]
+        self._empty = contents.empty
+        self._held = [(c, _contents(c)) for c in contents.containers()]
         kept = {id(p) for p in module.parameters()}
-        tensors = {**{f"#{i}": t for i, t in enumerate(self._in_containers())}, **state_of(module)}
+        tensors = {**{f"#{i}": t for i, t in enumerate(self._in_containers())}, **contents.state()}
         self.tensors = {n: t for n, t in tensors.items() if id(t) not in kept and writable(t)}
         self._values = {n: t.detach().clone() for n, t in self.tensors.items()}
-        self._generators = [(g, generator_state(g)) for g in _generators(module)]
+        self._generators = list(contents.generators())
         self.nests = False  # whether a watched call used nested tensors
 
     def watching(self) -> DispatchMode:
@@ -161,6 +103,10 @@ class Snapshot:
             for name, value in before.items():
                 if table.get(name) is not value or name not in table:
                     table[name] = value
+        for container in self._empty:
+            container.clear()
+            if type(container) is OrderedDict:  # a call may give it attributes
+                container.__dict__.clear()
         for container, contents in self._held:
             _refill(container, contents)
         self.put_back_values()
@@ -205,88 +151,6 @@ class _Writes(DispatchMode):
             self._snapshot._values[name] = parameter.detach().clone()
 
 
-def attributes(module: nn.Module) -> dict[str, Any]:
-    """A module's attributes that are not tensors, by dotted name, as values that can be compared."""
-    found = {}
-    for prefix, child in walk(module):
-        seen: dict[int, Any] = {}
-        for name, value in vars(child).items():
-            if name not in _OWN:
-                found[f"{prefix}.{name}" if prefix else name] = _picture(value, seen, _DEPTH)
-    return found
-
-
-def _picture(value: Any, seen: dict[int, Any], depth: int) -> Any:
-    """A form of a value that equals another's form if both look the same to a model.
-
-    `seen` keeps all visited objects alive, so that no new object can have the identity of an old one.
-    """
-    kind = type(value)
-    if kind in _EXACT:
-        return kind, value
-    if kind in _TABLES and not value and id(value) not in seen:
-        seen[id(value)] = value
-        return _EMPTY[kind]
-    if isinstance(value, _PLAIN):
-        return kind, repr(value)
-    if isinstance(value, torch.Tensor):
-        return "a tensor"
-    if isinstance(value, _NO_STATE):
-        return id(value)
-    if id(value) in seen or depth == 0:
-        return "seen"
-    seen[id(value)] = value
-    return _picture_of_object(value, seen, depth - 1)
-
-
-def _picture_of_object(value: Any, seen: dict[int, Any], depth: int) -> Any:
-    """`_picture` of what may hold other values, to `depth`."""
-    state = generator_state(value)
-    if state is not None:
-        return repr(state)
-    if isinstance(value, dict | types.MappingProxyType):
-        return type(value), [(_picture(k, seen, depth), _picture(v, seen, depth)) for k, v in value.items()]
-    if isinstance(value, list | tuple | deque):
-        return type(value), [_picture(v, seen, depth) for v in value]
-    if isinstance(value, set | frozenset):
-        return type(value), sorted(repr(v) for v in value)
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    inside = getattr(value, "__dict__", None)
-    if inside is not None:
-        return type(value), _picture(dict(inside), seen, depth)
-    text = repr(value)
-    return type(value), text if " at 0x" not in text else None
-
-
-def _containers(module: nn.Module) -> list[Any]:
-    """Lists, dicts, sets and attribute tables that can be reached from a module's attributes."""
-    found: dict[int, Any] = {}
-    waiting = [(v, _DEPTH) for _, m in walk(module) for n, v in vars(m).items() if n not in _OWN]
-    seen: set[int] = set()
-    while waiting:
-        value, depth = waiting.pop()
-        if _holds_nothing(value):
-            if type(value) in _TABLES:
-                found[id(value)] = value
-            if type(value) is OrderedDict:  # a call may give it attributes
-                found[id(value.__dict__)] = value.__dict__
-            continue
-        if isinstance(value, _TENSOR_OR_LEAF) or id(value) in seen or depth == 0:
-            continue
-        seen.add(id(value))
-        inside = getattr(value, "__dict__", None)
-        if type(inside) is dict:
-            waiting.append((inside, depth))
-        if isinstance(value, dict | list | set | deque):
-            found[id(value)] = value
-        if isinstance(value, dict | types.MappingProxyType):
-            waiting += [(v, depth - 1) for v in value.values()]
-        elif isinstance(value, list | tuple | set | frozenset | deque):
-            waiting += [(v, depth - 1) for v in value]
-    return list(found.values())
-
-
 def _contents(container: Any) -> Any:
     if isinstance(container, dict):
         return dict(container) if container else _NO_ITEMS
@@ -308,10 +172,3 @@ def _refill(container: Any, contents: Any) -> None:
     elif len(container) != len(contents) or any(v is not w for v, w in zip(container, contents, strict=True)):
         container.clear()
         container.extend(contents)
-
-
-def _generators(module: nn.Module) -> Iterator[Any]:
-    for _, m in walk(module):
-        for value in vars(m).values():
-            if not _holds_nothing(value) and generator_state(value) is not None:
-                yield value

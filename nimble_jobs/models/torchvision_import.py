@@ -7,9 +7,11 @@ more of these parts is imported as usual.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,7 +19,8 @@ _COMPILER, _UTILITIES = "torch._dynamo", "torch._dynamo.utils"  # asked one ques
 _OTHER_MODELS = ("detection", "optical_flow", "quantization", "segmentation", "video")
 # Tells torch's older exporter to ONNX, which takes long to import, how to write operators that detection models use.
 _EXPORT = "torchvision.ops._register_onnx_ops"
-_ONCE = {"torchvision.extension", "torchvision._meta_registrations"}  # what these register stays registered
+_REGISTERS = "torchvision._meta_registrations"
+_ONCE = {"torchvision.extension", _REGISTERS}  # what these register stays registered
 _LATER = {"torchvision": ("datasets",), "torchvision.models": _OTHER_MODELS}
 
 
@@ -26,6 +29,7 @@ def import_torchvision() -> None:
     if "torchvision" not in sys.modules:
         before = set(sys.modules)
         places = _places()
+        _say_who_registers()
         sys.modules.update(places)
         try:
             importlib.import_module("torchvision.models")
@@ -108,6 +112,18 @@ def _places() -> dict[str, ModuleType]:
     if _EXPORT in places:
         places[_EXPORT]._register_custom_op = lambda: None
     return places
+
+
+def _say_who_registers() -> None:
+    """Tell `inspect` which module a file of torchvision's is.
+
+    The file registers an operator, and torch asks for the line where it does. `inspect` would look for the file among
+    all modules, which takes as long as a third of the import.
+    """
+    spec = importlib.util.find_spec("torchvision")
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        file = Path(folder).absolute() / f"{_REGISTERS.rpartition('.')[2]}.py"
+        inspect.modulesbyfile.setdefault(str(file), _REGISTERS)
 
 
 def _let_import() -> None:

@@ -8,9 +8,9 @@ from torch import nn
 
 from nimble_jobs import graph
 from nimble_jobs.engine.capture import capture
+from nimble_jobs.engine.contents import state_of
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.engine.state import state_of
 from nimble_jobs.engine.verify import check
 from nimble_jobs.kernel_switches import Kernel
 from nimble_jobs.kernels import depthwise_pass

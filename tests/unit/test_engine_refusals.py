@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import dlpack
 
 from nimble_jobs import Nimble
-from nimble_jobs.engine.state import attributes
+from nimble_jobs.engine.attributes import attributes
 from nimble_jobs.errors import CannotRecord
 from nimble_jobs.planner.module.carried import Carried
 

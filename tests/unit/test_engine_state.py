@@ -12,9 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from nimble_jobs.engine.attributes import Attributes, attributes
+from nimble_jobs.engine.contents import Contents, state_of, tensors_in
 from nimble_jobs.engine.private.modules import walk
 from nimble_jobs.engine.random_states import RandomStates
-from nimble_jobs.engine.state import Snapshot, attributes, state_of, tensors_in
+from nimble_jobs.engine.state import Snapshot
 
 CPU = torch.device("cpu")
 
@@ -48,6 +50,7 @@ class Net(nn.Module):
         self.ordered: OrderedDict[str, Any] = OrderedDict()
         self.own = Table()
         self.items: list[Any] = []
+        self.names_seen: set[str] = set()
         self.same = self.table
 
 
@@ -68,6 +71,7 @@ CHANGES: dict[str, Callable[[Net], object]] = {
     "ordered": lambda net: net.ordered.update(a=1),
     "own": lambda net: net.own.update(a=1),
     "items": lambda net: net.items.append(1),
+    "set": lambda net: net.names_seen.add("a"),
     "another type": lambda net: setattr(net, "table", OrderedDict()),
     "no longer the same": lambda net: setattr(net, "same", {}),
     "gone": lambda net: delattr(net, "ordered"),
@@ -79,12 +83,55 @@ CHANGES: dict[str, Callable[[Net], object]] = {
 def test_what_held_nothing_is_seen_once_it_holds_something(change: Callable[[Net], object]) -> None:
     """And is put back to nothing."""
     net = Net()
-    before, snapshot = attributes(net), Snapshot(net)
+    before, first, snapshot = attributes(net), seen(net), Snapshot(net)
     assert attributes(net) == before
+    assert first.differing(seen(net)) is None
     change(net)
     assert attributes(net) != before
+    assert first.differing(seen(net)) is not None
+    assert first.by_name() == before  # as it was, whatever it holds now
     snapshot.put_back()
     assert attributes(net) == before
+    assert first.differing(seen(net)) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        pytest.param(lambda net: setattr(net, "word", "".join(["a"])), None, id="an equal value"),
+        pytest.param(lambda net: setattr(net, "own", Table()), None, id="another empty table"),
+        pytest.param(lambda net: setattr(net, "alone", pair()), None, id="an equal tuple"),
+        pytest.param(lambda net: net.keeper.__setitem__(0, []), None, id="an equal list in a list"),
+        pytest.param(lambda net: setattr(net, "pair", (1, 2)), "pair", id="a tuple of another type"),
+        pytest.param(lambda net: setattr(net, "twice", pair()), "twice", id="a tuple that is no longer the same"),
+        pytest.param(lambda net: net.keeper.__setitem__(1, {}), "keeper", id="a table that is no longer the same"),
+        pytest.param(lambda net: net.keeper[0].append(1), "keeper", id="a list in a list"),
+        pytest.param(lambda net: net.append(nn.ReLU()), "2.training", id="a new part"),
+        pytest.param(lambda net: net.pop(0), "0.none", id="a part that is gone"),
+        pytest.param(lambda net: vars(net).update(_modules=dict(net._modules)), None, id="a table of its own"),
+    ],
+)
+def test_values_that_look_the_same_are_no_difference(change: Callable[[Any], object], name: str | None) -> None:
+    """What is the same in two places must be so later, too."""
+    net: Any = nn.Sequential(Net(), nn.Linear(2, 2))
+    net.own, net.word, net.pair, net.alone = Table(), "a", pair(), pair()
+    net.twice = net.pair
+    net.table = {}
+    net.keeper = [[], net.table]
+    before, first = attributes(net), seen(net)
+    change(net)
+    assert first.differing(seen(net)) == name
+    assert (attributes(net) == before) == (name is None)
+
+
+def pair() -> tuple[float, ...]:
+    """A tuple that is no other one."""
+    return tuple(iter((1, 2.0)))
+
+
+def seen(net: nn.Module) -> Attributes:
+    """Its attributes as they are."""
+    return Attributes(Contents(net))
 
 
 def test_nan_equals_itself() -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 from tests import prefork
 
 LIGHT = """
+import inspect
 import sys
 import torch
 from nimble_jobs.models.build import build
 from nimble_jobs.spec import ModelSpec
 
+inspect.modulesbyfile.clear()
+inspect._filesbymodname.clear()
 build(ModelSpec(source="torchvision:resnet18"))
 late = ("torch._dynamo", "torch.onnx", "torchvision.datasets", "torchvision.models.detection",
         "torchvision.models.quantization", "torchvision.models.video")
+assert not inspect._filesbymodname, "a file was looked for among all modules"
 found = [name for name in late if name in sys.modules]
 assert not found, ("building a model imports none of it", found)
 

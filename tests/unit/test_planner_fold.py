@@ -56,6 +56,21 @@ def test_only_what_nothing_else_reads_folds() -> None:
     assert pairs_of(net(), torch.randn(2, 3, 5, 5)) == (("plain.0", "plain.1"),)
 
 
+def test_a_folded_copy_has_tables_of_its_own() -> None:
+    """Also those that held nothing when it was made; a table that two parts share is shared by their copies."""
+    module = net()
+    module.kept = module.plain.kept = {}
+    twin = folded(module, ())
+    twin.kept["a"] = 1  # type: ignore[index, operator]
+    twin.plain[2].register_forward_hook(lambda *_: None)
+    assert twin.plain.kept is twin.kept  # type: ignore[union-attr]
+    assert not module.kept
+    for name, table in vars(twin).items():
+        if isinstance(table, dict):
+            assert type(table) is type(vars(module)[name])
+            assert table is not vars(module)[name]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_folded_module_computes_the_same_with_the_weights_of_its_time(dtype: torch.dtype) -> None:
     """Constants are computed from the weights that the module has when it is folded; the module itself is untouched."""
@@ -69,6 +84,33 @@ def test_the_folded_module_computes_the_same_with_the_weights_of_its_time(dtype:
     assert relative_norm(twin(x), other(x)) < 1e-5
     assert all(torch.equal(t, before[n]) for n, t in other.state_dict().items())
     assert twin.get_parameter("shared.weight") is other.get_parameter("shared.weight")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_many_pairs_fold_as_each_alone(dtype: torch.dtype) -> None:
+    """With and without a bias, of several widths, whatever is added to the variance. Each has memory of its own."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    inputs = 3
+    for width, bias, eps in ((4, False, 1e-5), (6, True, 1e-5), (3, False, 1e-3), (5, False, 1e-5), (4, True, 1e-3)):
+        layers += [nn.Conv2d(inputs, width, 1, bias=bias), nn.BatchNorm2d(width, eps=eps)]
+        inputs = width
+    module = nn.Sequential(*layers).to(dtype).eval()
+    for norm in layers[1::2]:
+        assert isinstance(norm, nn.BatchNorm2d)
+        for tensor in (norm.running_mean, norm.running_var, norm.weight.data, norm.bias.data):
+            assert tensor is not None
+            tensor.uniform_(0.5, 2)
+    pairs = tuple((str(i), str(i + 1)) for i in range(0, len(layers), 2))
+    together = folded(module, pairs)
+    for pair in pairs:
+        alone = folded(module, (pair,)).get_submodule(pair[0])
+        for name, tensor in together.get_submodule(pair[0]).named_parameters():
+            assert torch.equal(tensor, alone.get_parameter(name))
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    x = torch.randn(2, 3, 5, 5, dtype=dtype)
+    with torch.no_grad():
+        assert relative_norm(together(x), module(x)) < (1e-5 if dtype is torch.float32 else 1e-2)
 
 
 def test_what_a_call_does_beside_its_forward_does_not_fold() -> None:

@@ -16,10 +16,10 @@ from torch import nn
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure, verify
 from nimble_jobs.engine.capture import Instance
+from nimble_jobs.engine.contents import state_of
 from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.record import Recording
-from nimble_jobs.engine.state import state_of
 from nimble_jobs.kernel_switches import Kernel
 from nimble_jobs.kernels.onednn_pass import packs_weights
 from nimble_jobs.planner.keys.options import BuildOptions

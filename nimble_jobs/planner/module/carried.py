@@ -7,11 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from nimble_jobs.engine.attributes import Attributes
+from nimble_jobs.engine.contents import Contents
 from nimble_jobs.engine.fingerprints import fingerprints
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.modes import functions_off
 from nimble_jobs.engine.private.tensors import version
-from nimble_jobs.engine.state import Snapshot, attributes, tensors_in
+from nimble_jobs.engine.state import Snapshot
 
 
 class Carried:
@@ -23,11 +25,12 @@ class Carried:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._snapshot = Snapshot(module)
-        self._tensors = {n: id(t) for n, t in tensors_in(module).items()}
+        contents = Contents(module)
+        self._snapshot = Snapshot(module, contents)
+        self._tensors = contents.identities()
         self._versions = _versions(module)
         self._weights: dict[str, int] | None = None
-        self._attributes = attributes(module)
+        self._attributes = Attributes(contents)
 
     def weigh(self) -> None:
         """Take the fingerprints of parameters, once: to be called before the module is, in eager."""
@@ -43,10 +46,10 @@ class Carried:
 
     def altered(self) -> str | None:
         """The name of something of the module's that is not as it was; None if all is."""
-        tensors = {n: id(t) for n, t in tensors_in(self._module).items()}
-        for name in (*self._tensors, *tensors):
-            if self._tensors.get(name) != tensors.get(name):
-                return name
+        contents = Contents(self._module)
+        tensor = _differing(self._tensors, contents.identities())
+        if tensor is not None:
+            return tensor
         changing = self._snapshot.resized() or next(iter(self._snapshot.changing(containers=True)), None)
         if changing is not None:
             return changing
@@ -55,7 +58,7 @@ class Carried:
         assert self._weights is not None
         return (
             _differing(self._versions, _versions(self._module))
-            or _differing(self._attributes, attributes(self._module))
+            or self._attributes.differing(Attributes(contents))
             or (_differing(self._weights, _weights(self._module)) if weighed else None)
         )
 

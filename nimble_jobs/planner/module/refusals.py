@@ -9,13 +9,15 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from nimble_jobs.engine.attributes import Attributes
+from nimble_jobs.engine.contents import Contents
 from nimble_jobs.engine.device import synchronize
 from nimble_jobs.engine.observe import refuse_advance, refuse_modes, refuse_random
 from nimble_jobs.engine.private.modules import backward_hooks
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.private.tensors import gradient_hooks
 from nimble_jobs.engine.random_states import RandomStates
-from nimble_jobs.engine.state import Snapshot, attributes
+from nimble_jobs.engine.state import Snapshot
 from nimble_jobs.errors import CannotRecord, DeviceFault, NimbleError, first_line
 
 _STEPS = 2  # after the first, which may set up what all later ones use
@@ -52,10 +54,10 @@ def watch_steps(module: nn.Module, step: Callable[[], object], device: torch.dev
         refuse_random(states)
         refuse_modes(modes, module)
         changing = snapshot.changing()
-        kept = attributes(module)
+        kept = Attributes(Contents(module))
         for _ in range(_STEPS):
             step()
-            refuse_advance(kept, attributes(module))
+            refuse_advance(kept, Attributes(Contents(module)))
             refuse_random(states)
             changing |= snapshot.changing()
         return changing

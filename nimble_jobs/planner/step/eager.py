@@ -11,10 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from nimble_jobs.engine.contents import state_of
 from nimble_jobs.engine.private.modes import as_if_compiled
 from nimble_jobs.engine.private.operators import add_, zero_
 from nimble_jobs.engine.record import flatten_outputs
-from nimble_jobs.engine.state import state_of, writable
+from nimble_jobs.engine.state import writable
 from nimble_jobs.engine.step import differentiate
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.scores import scores_among

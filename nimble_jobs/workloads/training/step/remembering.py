@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from nimble_jobs.engine.attributes import attributes
+from nimble_jobs.engine.contents import tensors_in
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.same_bytes import same_bytes
-from nimble_jobs.engine.state import attributes, tensors_in
 from nimble_jobs.planner.module.restoring import restoring_state
 from nimble_jobs.planner.step.eager import Objective
 from nimble_jobs.planner.step.request import StepRequest
