@@ -106,13 +106,14 @@ def bind(
     for sync in plan.syncs:
         waits.setdefault(sync.after, []).append(sync.before)
     marked = {sync.before for sync in plan.syncs}
+    tensors: dict[View, torch.Tensor] = {}
     return Bound(
         inputs=inputs,
         fixed=fixed,
         steps=tuple(
             Step(
                 task=i,
-                call=_call(program.tasks[i], fixed, starts, device, kernels),
+                call=_call(program.tasks[i], fixed, starts, device, kernels, tensors),
                 drops=drops.get(i, ()),
                 stream=plan.stream_of[i],
                 waits=tuple(waits.get(i, ())),
@@ -211,14 +212,18 @@ def _call(
     starts: Mapping[int, int],
     device: torch.device,
     kernels: Mapping[str, Callable[..., None]],
+    tensors: dict[View, torch.Tensor],
 ) -> Callable[[Env], None]:
+    """A task's launch. `tensors` are those of earlier tasks, which this one uses again: most are read several times."""
     op: Callable[..., Any] = kernels.get(task.op) or onednn.caller(task.op) or _operator(task.op)
 
     def at_bind_time(view: View) -> Any:
         if view.buffer not in fixed:
             return _Dynamic(view)
-        start = starts.get(view.buffer, 0) // view.itemsize  # starts are multiples of every item size
-        return tensor_at(fixed[view.buffer], view, start)
+        if view not in tensors:
+            start = starts.get(view.buffer, 0) // view.itemsize  # starts are multiples of every item size
+            tensors[view] = tensor_at(fixed[view.buffer], view, start)
+        return tensors[view]
 
     args = [decode(a, at_bind_time, device) for a in task.args]
     kwargs = {name: decode(a, at_bind_time, device) for name, a in task.kwargs}
