@@ -141,7 +141,7 @@ def wanted_as_in(program: Program) -> Wanted:
     for task in program.tasks:
         shape = _shape(task) if task.op == str(OPERATOR) else None
         names |= {shape.name(str(task.args[6]))} if shape is not None else set()
-    return tile_in(names)
+    return tile_in(names, TILES)
 
 
 def launched(task: Task, device: torch.device) -> Launched | None:

@@ -86,7 +86,7 @@ class Group:
     def tiles(self) -> tuple[str, ...]:
         """Those of our kernel for pointwise convolutions that are worth trying; none if it cannot compute this."""
         possible = self.is_product and self.bias and self.follows in _AS_POINTWISE
-        return self.pointwise.tiles if possible else ()
+        return self.pointwise.tiles_beside(measure.copies_at_once()) if possible else ()
 
     @property
     def pointwise(self) -> pointwise.Shape:

@@ -48,12 +48,13 @@ def put_in_place(
     return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
 
 
-def tile_in(names: Collection[str]) -> Callable[[Any, torch.device], str | None]:
+def tile_in(names: Collection[str], tiles: Collection[str] | None = None) -> Callable[[Any, torch.device], str | None]:
     """With which tile a shape is computed by kernels of these names; None if by none of them.
 
-    A shape has `tiles` that can be tried, and the `name` of its kernel with each.
+    A shape has `tiles` that can be tried, and the `name` of its kernel with each. `tiles` are all that there are, where
+    an earlier build may have tried others.
     """
-    return lambda shape, _: next((tile for tile in shape.tiles if shape.name(tile) in names), None)
+    return lambda shape, _: next((tile for tile in tiles or shape.tiles if shape.name(tile) in names), None)
 
 
 @functools.cache

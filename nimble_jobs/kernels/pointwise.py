@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +34,9 @@ TILES = {  # by name: blocks of pixels, features and inputs, warps, stages
     "64x32x32": (64, 32, 32, 4, 3),
     "32x32x64": (32, 32, 64, 4, 4),
     "16x32x64": (16, 32, 64, 2, 4),
+    "64x64x64": (64, 64, 64, 4, 3),
 }
+_BESIDE_OTHERS = "64x64x64"  # reads less, but with few blocks
 _TRIED = 2  # tiles
 _BLOCKS = 200  # that keep a GPU of about 132 multiprocessors busy
 _NAMESPACE = "nimble_jobs"
@@ -90,11 +92,24 @@ class Shape:
         if self.inputs % UNIT or self.features % UNIT or sizes[1] * sizes[2] >= MOST:  # of a tensor, also the weight
             return ()
 
+        return self._best(_TRIED, _BLOCKS, [tile for tile in TILES if tile != _BESIDE_OTHERS])
+
+    def tiles_beside(self, copies: int) -> tuple[str, ...]:
+        """The same if so many copies run side by side. Each has a share of the GPU, so fewer blocks are enough, and
+        larger ones read the same values less often.
+        """
+        if copies == 1 or not self.tiles:
+            return self.tiles
+        return self._best(_TRIED + 1, _BLOCKS / copies, TILES)
+
+    def _best(self, count: int, blocks: float, tiles: Iterable[str]) -> tuple[str, ...]:
+        """The tiles whose number of blocks is nearest to `blocks`."""
+
         def fit(tile: str) -> tuple[float, int]:
             pixels, features, *_ = TILES[tile]
-            return abs(math.log(math.prod(self.grid(tile)) / _BLOCKS)), pixels * features
+            return abs(math.log(math.prod(self.grid(tile)) / blocks)), pixels * features
 
-        return tuple(sorted(TILES, key=fit)[:_TRIED])
+        return tuple(sorted(tiles, key=fit)[:count])
 
     def grid(self, tile: str) -> tuple[int, int, int]:
         """Number of blocks in each dimension."""
@@ -117,7 +132,7 @@ Wanted = Callable[[Shape, torch.device], str | None]  # with which tile our kern
 
 def wanted_as_in(program: Program) -> Wanted:
     """As in an earlier recording of the same module."""
-    return tile_in({task.op for task in program.tasks})
+    return tile_in({task.op for task in program.tasks}, TILES)
 
 
 def launched(task: Task, device: torch.device) -> Launched | None:
@@ -156,7 +171,7 @@ def shape_of(task: Task) -> Shape | None:
         added=other is not None,
         activation=str(activation),
     )
-    return shape if tile in shape.tiles else None
+    return shape if tile in TILES and shape.tiles else None
 
 
 def code_digest() -> str:

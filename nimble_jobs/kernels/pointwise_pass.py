@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional
 
 from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.measure import copies_at_once
 from nimble_jobs.kernels import choices
 from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of
 from nimble_jobs.kernels.fx_nodes import between, comes_before, fixed_example, only_reads
@@ -67,7 +68,8 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 def fastest(shape: Shape, device: torch.device) -> str | None:
     """The tile with which our kernel is fastest; None if the library is, now or as measured earlier."""
     more = {"task": "pointwise convolution", "code": code_digest()}
-    way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, device), **more)
+    ways = ("library", *shape.tiles_beside(copies_at_once()))
+    way = choices.way_for(shape, ways, device, lambda: _times(shape, device), **more)
     return None if way == "library" else way
 
 
@@ -108,7 +110,7 @@ def ways_of(
     other: torch.Tensor | None,
     device: torch.device,
 ) -> Ways:
-    """Our kernel with each of the shape's tiles, over channels-last pictures and the weight [features, inputs, 1, 1].
+    """Our kernel with each tile worth trying, over channels-last pictures and the weight [features, inputs, 1, 1].
 
     Those that do not compute what torch computes are left out.
     """
@@ -121,7 +123,7 @@ def ways_of(
         return lambda: kernel(x, weight, bias, x if other is None else other, out, *shape.sizes)
 
     ways = Ways(shape.dtype)
-    for tile in shape.tiles:
+    for tile in shape.tiles_beside(copies_at_once()):
         ways.add(tile, functools.partial(ours, tile), theirs, out)
     return ways
 

@@ -7,10 +7,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.kernels import pointwise, pointwise_pass, ways
 from nimble_jobs.kernels.choices import Choices, using
+from nimble_jobs.kernels.epilogue_ways import Group
 from nimble_jobs.kernels.own_kernels import put_in_place
 from nimble_jobs.kernels.pointwise import OPERATOR, Shape, launched, wanted_as_in
 from tests.kernel_trials import interpreted, rewritten, timed_as
@@ -132,16 +134,59 @@ def test_shapes_that_are_worth_a_try() -> None:
     assert not Shape(dtype="float32", pixels=8, inputs=8, features=8, added=False, activation="silu").tiles
 
 
+GROUP = Group(  # a convolution whose products are those of the next tests
+    dtype=torch.bfloat16,
+    x=(1, 336, 21, 21),
+    weight=(336, 336, 1, 1),
+    out=(1, 336, 21, 21),
+    bias=True,
+    stride=(1, 1),
+    padding=(0, 0),
+    dilation=(1, 1),
+    groups=1,
+    follows="relu",
+)
+
+
+def test_beside_copies_larger_tiles_are_tried() -> None:
+    """Those whose blocks fill a share of a GPU. An earlier recording with one of them is recognised."""
+    one = shape(pixels=441, inputs=336, features=336, then="")
+    assert one.tiles == one.tiles_beside(1) == ("32x32x64", "16x32x64")
+    assert one.tiles_beside(4) == ("64x64x64", "64x32x32", "128x64x32")
+    assert shape(inputs=12).tiles_beside(4) == ()
+    module = Operator(added=False, tile="64x64x64").eval().bfloat16()
+    x = torch.randn(1, 16, 4, 3).bfloat16().contiguous(memory_format=torch.channels_last)
+    with pytest.MonkeyPatch.context() as patch, torch.no_grad():
+        patch.setattr(pointwise, "capability_of", lambda _: 90)
+        ours = put_in_place(record(module, {"x": x}, state_of(module), CPU, module), GPU, launched)
+    assert wanted_as_in(ours.program)(shape(features=16, then="silu"), GPU) == "64x64x64"
+
+
+def test_the_tiles_that_are_timed_are_those_for_so_many_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both where the pass measures a pair, and where the ways of a convolution are counted."""
+    monkeypatch.setattr(pointwise_pass, "compiled", lambda *_: lambda *_: None)
+    monkeypatch.setattr(pointwise_pass, "capability_of", lambda _: 90)
+    monkeypatch.setattr(ways, "relative_norm", lambda *_: 0.0)
+    timed_as(monkeypatch, [10.0, 9.0, 8.0, 7.0])
+    one = shape(pixels=441, inputs=336, features=336, then="silu")
+    with measure.crowded(4), using(Choices()) as choices:
+        assert pointwise_pass.fastest(one, CPU) == "128x64x32"
+        assert GROUP.tiles == one.tiles_beside(4)
+    (made,) = choices.made()
+    assert [way for way, _ in made.times.times_us] == ["library", *one.tiles_beside(4)]
+    assert GROUP.tiles == one.tiles
+
+
 class Operator(nn.Module):
     """The operator, as the pass leaves it."""
 
-    def __init__(self, *, added: bool) -> None:
+    def __init__(self, *, added: bool, tile: str = "16x32x64") -> None:
         super().__init__()
-        self.layer, self.added = nn.Conv2d(16, 16, 1), added
+        self.layer, self.added, self.tile = nn.Conv2d(16, 16, 1), added, tile
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         other, then = (x, "") if self.added else (None, "silu")
-        return OPERATOR(x, self.layer.weight, self.layer.bias, other, then, "16x32x64")
+        return OPERATOR(x, self.layer.weight, self.layer.bias, other, then, self.tile)
 
 
 @pytest.mark.parametrize("added", [False, True])
