@@ -82,14 +82,15 @@ def _made(
     headless: bool = False,
     new_head: bool = False,
 ) -> nn.Module:
+    drawn = weights_file(spec) is None
     match source.scheme:
         case "torchvision":
             import_torchvision()
             from nimble_jobs.models import from_torchvision  # torchvision takes a second to import
 
-            return from_torchvision.build(source.target, spec.args, entry, drawn=weights_file(spec) is None)
+            return from_torchvision.build(source.target, spec.args, entry, drawn=drawn)
         case "timm":
-            return from_timm.build(source.target, spec.args)
+            return from_timm.build(source.target, spec.args, drawn=drawn)
         case "transformers":
             folder, own_weights = Path(source.target), spec.weights is None
             heads = {"headless": headless, "new_head": new_head}

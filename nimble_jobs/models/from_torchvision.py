@@ -5,33 +5,24 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 from torchvision.models import get_model_builder, get_model_weights, list_models
 
 from nimble_jobs.errors import ModelError
 from nimble_jobs.models.arguments import called
 from nimble_jobs.models.download import download
 from nimble_jobs.models.source import similar
+from nimble_jobs.models.undrawn import Undrawn
 from nimble_jobs.models.weights import read_weights
 
 _HASH_IN_NAME = re.compile(r"-([a-f0-9]+)\.")  # torchvision's files have the beginning of their SHA-256 in their names
 # Their own initialisation without `init_weights` is announced to change, and makes deep random activations overflow
 # fp16. Theirs are the only builders that neither scale random weights nor say so.
 _UNSCALED = ("googlenet", "inception_v3")
-_DRAWS = {
-    nn.init.uniform_,
-    nn.init.normal_,
-    nn.init.kaiming_uniform_,
-    Tensor.uniform_,
-    Tensor.normal_,
-    Tensor.erfinv_,  # of a truncated normal distribution
-}
 
 
 def build(name: str, args: dict[str, Any], entry: str | None, *, drawn: bool = True) -> nn.Module:
@@ -53,7 +44,7 @@ def build(name: str, args: dict[str, Any], entry: str | None, *, drawn: bool = T
     scale = name in _UNSCALED and entry is None and "init_weights" not in args
     if scale:
         chosen["init_weights"] = False
-    with contextlib.nullcontext() if drawn and entry is None else _Undrawn():
+    with contextlib.nullcontext() if drawn and entry is None else Undrawn():
         module: nn.Module = called(builder, chosen, f"torchvision:{name}", args)
     if scale and drawn:
         _he_initialise(module)
@@ -94,21 +85,3 @@ def _he_initialise(module: nn.Module) -> None:
             nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
-
-
-class _Undrawn(TorchFunctionMode):
-    """Skips drawing random numbers for parameters, which takes most of the time of building a module."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        named = kwargs or {}
-        if func in _DRAWS:
-            target = args[0] if args else named["tensor"]
-            if isinstance(target, nn.Parameter):
-                return target
-        return func(*args, **named)

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from nimble_jobs.errors import ModelError
-from nimble_jobs.models import from_torchvision
+from nimble_jobs.models import from_timm, from_torchvision
 from nimble_jobs.models.build import build, save_weights
+from nimble_jobs.models.undrawn import Undrawn
 from nimble_jobs.spec.model import ModelSpec
 
 
@@ -151,6 +152,35 @@ def test_timm_models() -> None:
     ):
         with pytest.raises(ModelError, match=message):
             build(ModelSpec(**spec))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"])
+def test_no_numbers_are_drawn_for_timms_models_that_a_file_gives(name: str, tmp_path: Path) -> None:
+    """As for those of torchvision; also what is no parameter is the same."""
+    pytest.importorskip("timm")
+    source = of(f"timm:{name}", seed=1, args={"num_classes": 3})
+    path = tmp_path / "w.safetensors"
+    save_weights(source, path)
+    loaded = of(f"timm:{name}", seed=2, weights=str(path), args={"num_classes": 3})
+    assert same(source, loaded)
+    buffers = dict(loaded.named_buffers())
+    assert all(torch.equal(buffers[key], value) for key, value in source.named_buffers())
+    before = torch.get_rng_state()
+    from_timm.build(name, {}, drawn=False)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_only_what_follows_a_draw_at_once_is_left_out() -> None:
+    """Of a parameter, and not of another tensor."""
+    weight, other = nn.Parameter(torch.full((3,), 7.0)), torch.zeros(1000)
+    with Undrawn(), torch.no_grad():
+        weight.normal_().add_(1).mul_(3)  # still of the draw, as some initialisations scale what they drew
+        weight.sub_(1)
+        weight.mul_(2)
+        nn.init.uniform_(other, 1, 2)
+        other.add_(1)
+    assert weight.tolist() == [12.0] * 3
+    assert 2 <= float(other.min()) <= float(other.max()) <= 3
 
 
 @pytest.mark.parametrize("extra", ["timm", "transformers"])
