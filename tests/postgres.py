@@ -20,13 +20,21 @@ from urllib.parse import urlsplit
 from tests.postgres_server import WITH_PASSWORD
 
 SUITE = "NIMBLE_JOBS_TESTS_SUITE"  # process id of the test run, for all of its processes
+_PLACE = "NIMBLE_JOBS_TESTS_POSTGRES"  # where the server's folder is
+_MEMORY = Path("/dev/shm")
 _START_S = 60.0
 _numbers = itertools.count()
 
 
-def begin() -> None:
-    """Note which process is the test run. Call it before other processes are started."""
+def begin(folders: Path | str | None = None) -> None:
+    """Note which process is the test run. Call it before other processes are started.
+
+    `folders`: where the run has its temporary folders. If they are in memory, so is the database: each new schema is a
+    hundred new files, which take a disk's file system longer than PostgreSQL takes for all else.
+    """
     os.environ.setdefault(SUITE, str(os.getpid()))
+    in_memory = folders is not None and _MEMORY in Path(folders).parents
+    os.environ.setdefault(_PLACE, str(_MEMORY) if in_memory else tempfile.gettempdir())
 
 
 @contextmanager
@@ -77,7 +85,7 @@ def empty(url: str) -> None:
 def _server() -> Path:
     """The folder of the running server's socket."""
     suite = os.environ[SUITE]
-    folder = Path(tempfile.gettempdir()) / f"nimble-jobs-postgres-{suite}"
+    folder = Path(os.environ[_PLACE]) / f"nimble-jobs-postgres-{suite}"
     folder.mkdir(mode=0o711, exist_ok=True)
     with (folder / "started").open("a") as started:
         fcntl.flock(started, fcntl.LOCK_EX)

@@ -7,6 +7,8 @@ tensors. Views that begin elsewhere, and what tasks share in bytes only, are for
 from __future__ import annotations
 
 import contextlib
+import functools
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ from nimble_jobs.engine.launch import run_on_streams
 
 WHOLE = ("inception", "nas", "residual")  # networks whose tasks pass on whole tensors
 CAPS = (None, 3)  # bounds on their streams
+_FRAMES = 16  # of the stack that the sanitizer notes at each launch: all of pytest's take a sixth of the time
 FORK = 0  # number of the event that streams wait for before their first task; those of tasks follow
 
 
@@ -94,7 +97,9 @@ class CpuDevice:
         class Bare(Event):
             owner = device
 
+        short = functools.partial(traceback.StackSummary.extract, limit=_FRAMES)
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(traceback.StackSummary, "extract", short)
             patch.setattr(torch.cuda, "Event", numbered(Bare, missing))
             patch.setattr(torch.cuda, "current_stream", lambda *_: self.stack[-1])
             patch.setattr(torch.cuda, "stream", self.inside)
