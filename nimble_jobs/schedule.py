@@ -297,7 +297,8 @@ def _plain(value: Any) -> Any:
         case float() if not math.isfinite(value):
             raise ValueError("a schedule holds finite numbers only; use Special(kind='float')")
         case _ if dataclasses.is_dataclass(value):
-            return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
+            return {name: _plain(v) for name, v in fields if (name, v) != ("scratch_bytes", 0)}  # a newer field
         case _:
             return value
 

@@ -25,7 +25,7 @@ _SEEN = "seen"
 
 @dataclass(frozen=True)
 class _Part:
-    """One part of a module. Only attributes that could look different although they are the same have a picture."""
+    """One part of a module. Attributes that can change in place have a picture; others are compared by identity."""
 
     prefix: str
     values: dict[str, Any]

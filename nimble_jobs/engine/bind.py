@@ -214,7 +214,10 @@ def _call(
     kernels: Mapping[str, Callable[..., None]],
     tensors: dict[View, torch.Tensor],
 ) -> Callable[[Env], None]:
-    """A task's launch. `tensors` are those of earlier tasks, which this one uses again: most are read several times."""
+    """A task's launch. `tensors` are those of earlier tasks, which this one uses again: most are read several times.
+
+    That holds because no task changes the shape, the strides or the storage of a tensor that it is given.
+    """
     op: Callable[..., Any] = kernels.get(task.op) or onednn.caller(task.op) or _operator(task.op)
 
     def at_bind_time(view: View) -> Any:

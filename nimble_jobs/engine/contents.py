@@ -25,7 +25,8 @@ _TENSOR_OR_LEAF = (*_LEAVES, torch.Tensor)
 
 
 class Contents:
-    """A walk over a module: its parts, and what their attributes hold until something changes the module.
+    """A walk over a module: its parts, and what their attributes hold. Once something may have changed the module, only
+    a new walk tells.
 
     Most attributes are flags, sizes, and tables of no hooks. Nothing can be found in them.
     """

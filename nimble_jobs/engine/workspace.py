@@ -24,7 +24,7 @@ def workspace_bytes(program: Program, plan: Plan, device: torch.device) -> int:
     """Device memory in bytes of the workspaces that a captured plan holds; 0 on a CPU, or without matrix products.
 
     It does not include cuDNN's workspaces for convolutions. These come and go with each call, and cuDNN does not reveal
-    their sizes beforehand.
+    their sizes beforehand. Scratch memory of our own kernels comes and goes likewise, some 0.1 MB at a time.
     """
     if not able(device).streams:
         return 0

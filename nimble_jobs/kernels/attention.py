@@ -250,8 +250,9 @@ def folds(shape: Shape, scale: float) -> bool:
 
     The factor has to be positive, for the largest score to be the largest after it, and a normal number in fp32, as
     must be its product with every finite score: infinity less itself is NaN, and the fused form would not notice.
-    Added numbers are in other units than scores, so these are scaled before. As in FlashAttention, scaled scores beyond
-    2^28 are out of reach: the largest is rounded, the fused product is not, and they differ too much there.
+    Added numbers are in other units than scores, so these are scaled before. As in FlashAttention, results may become
+    zero, infinite or NaN without notice if scaled scores are beyond 2^28: the largest is rounded, the fused product is
+    not, and they differ too much there.
     """
     info = torch.finfo(getattr(torch, shape.dtype))
     single = torch.finfo(torch.float32)

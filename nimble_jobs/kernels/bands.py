@@ -29,7 +29,7 @@ class Axis:
 
     def taps(self, first: int, last: int) -> range:
         """The positions in the window that are inside of the picture for any result from `first` to `last`; those
-        between two of them are counted too.
+        between two of them are counted too. As `dilated_triton` computes them.
         """
         low = max(0, self.padding - last * self.stride + self.dilation - 1) // self.dilation
         high = max(0, self.size - 1 + self.padding - first * self.stride + self.dilation) // self.dilation

@@ -56,6 +56,7 @@ def dilated(
     start = (tile - tl.where(tile >= third, third, tl.where(tile >= second, second, 0))) * PIXEL_BLOCK
     count = IMAGES * OUT_HEIGHT * width
 
+    # As `bands.Axis.taps`.
     first = start // width  # line of the results of all images
     last = (tl.minimum(start + PIXEL_BLOCK, count) - 1) // width
     alone = first // OUT_HEIGHT == last // OUT_HEIGHT  # in one image
@@ -79,12 +80,12 @@ def dilated(
     blocks: tl.constexpr = CHANNELS // CHANNEL_BLOCK
     steps = rows * columns * blocks
     begin = part * steps // PARTS
-    columns = tl.maximum(columns, 1)
+    across_taps = tl.maximum(columns, 1)  # to divide by
     total = tl.zeros((PIXEL_BLOCK, FEATURE_BLOCK), tl.float32)
     for step in range((part + 1) * steps // PARTS - begin):
         block = begin + step
-        tap_y = top + block // blocks // columns
-        tap_x = side + block // blocks % columns
+        tap_y = top + block // blocks // across_taps
+        tap_x = side + block // blocks % across_taps
         channel = block % blocks * CHANNEL_BLOCK + tl.arange(0, CHANNEL_BLOCK)
         y = upper + tap_y * DILATION_Y
         across = leftmost + tap_x * DILATION_X

@@ -84,7 +84,9 @@ class Group:
 
     @property
     def tiles(self) -> tuple[str, ...]:
-        """Those of our kernel for pointwise convolutions that are worth trying; none if it cannot compute this."""
+        """Those of our kernel for pointwise convolutions that are worth trying beside as many copies as tasks are timed
+        with now (`measure.copies_at_once`); none if it cannot compute this.
+        """
         possible = self.is_product and self.bias and self.follows in _AS_POINTWISE
         return self.pointwise.tiles_beside(measure.copies_at_once()) if possible else ()
 

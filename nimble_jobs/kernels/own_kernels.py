@@ -51,8 +51,8 @@ def put_in_place(
 def tile_in(names: Collection[str], tiles: Collection[str] | None = None) -> Callable[[Any, torch.device], str | None]:
     """With which tile a shape is computed by kernels of these names; None if by none of them.
 
-    A shape has `tiles` that can be tried, and the `name` of its kernel with each. `tiles` are all that there are, where
-    an earlier build may have tried others.
+    A shape has `tiles` that can be tried, and the `name` of its kernel with each. `tiles`: all that the kernel
+    supports, if an earlier build may have chosen one that would not be tried now.
     """
     return lambda shape, _: next((tile for tile in tiles or shape.tiles if shape.name(tile) in names), None)
 

@@ -23,13 +23,13 @@ from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, capability_of
 from nimble_jobs.schedule import Program, Task, View
 
 PREFIX = "triton.product_gelu"
-FEW_ROWS = 512
-TILES = {  # by name: blocks of rows, features and inputs, warps, stages
+_FEW = 512  # rows
+TILES_FEW_ROWS = {  # by name: blocks of rows, features and inputs, warps, stages
     "64x64x64": (64, 64, 64, 4, 5),
     "64x32x128": (64, 32, 128, 4, 4),
     "128x64x64": (128, 64, 64, 8, 4),
 }
-MANY_ROWS = {  # the same for more rows than that, and blocks that a multiprocessor holds
+TILES_MANY_ROWS = {  # for more; the last number says how many blocks run on one multiprocessor
     "128x256x64": (128, 256, 64, 8, 3, 1),
     "128x128x64": (128, 128, 64, 4, 3, 2),
 }
@@ -70,15 +70,15 @@ class Shape:
     @property
     def tiles(self) -> tuple[str, ...]:
         """The tiles that our kernel can use; none if it cannot compute this shape."""
-        if self.dtype not in ("float16", "bfloat16") or not 0 < self.rows < MOST:
-            return ()
-        tiles = TILES if self.rows <= FEW_ROWS else MANY_ROWS
+        if self.dtype not in ("float16", "bfloat16") or not 0 < self.rows < MOST or self.features * self.inputs >= MOST:
+            return ()  # kernels count rows and weights in 32 bits
+        tiles = TILES_FEW_ROWS if self.rows <= _FEW else TILES_MANY_ROWS
         return tuple(name for name, tile in tiles.items() if self.features % tile[1] == 0 == self.inputs % tile[2])
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """What the kernel is given after its tensors."""
-        return () if self.rows <= FEW_ROWS else (self.rows,)
+        return () if self.rows <= _FEW else (self.rows,)
 
     def name(self, tile: str) -> str:
         """The kernel's name, which tells binaries and grids apart."""
@@ -123,14 +123,14 @@ def compiled(shape: Shape, tile: str, capability: int) -> StaticKernel:
 
     Raises EngineError if Triton cannot compile it.
     """
-    if shape.rows > FEW_ROWS:
-        rows, features, _, _, _, at_once = MANY_ROWS[tile]
+    if shape.rows > _FEW:
+        rows, features, _, _, _, at_once = TILES_MANY_ROWS[tile]
         blocks = min(-(-shape.rows // rows) * (shape.features // features), at_once * _MULTIPROCESSORS)
         kernel = _for_many_rows(shape.dtype, shape.features, shape.inputs, tile, capability)
         return dataclasses.replace(kernel, name=shape.name(tile), grid=(blocks, 1, 1))
     from nimble_jobs.kernels import product_gelu_triton
 
-    rows, features, inputs, warps, stages = TILES[tile]
+    rows, features, inputs, warps, stages = TILES_FEW_ROWS[tile]
     grid = (-(-shape.rows // rows), shape.features // features, 1)
     sizes = {"ROWS": shape.rows, "FEATURES": shape.features, "INPUTS": shape.inputs}
     return static_triton.compiled(
@@ -147,7 +147,7 @@ def _for_many_rows(dtype: str, features: int, inputs: int, tile: str, capability
     """The kernel that takes the number of rows as an argument: batches of many lengths share its machine code."""
     from nimble_jobs.kernels import product_gelu_triton
 
-    row_block, feature_block, input_block, warps, stages, _ = MANY_ROWS[tile]
+    row_block, feature_block, input_block, warps, stages, _ = TILES_MANY_ROWS[tile]
     blocks = {"ROW_BLOCK": row_block, "FEATURE_BLOCK": feature_block, "INPUT_BLOCK": input_block, "GROUP": _GROUP}
     return static_triton.compiled(
         product_gelu_triton.product_gelu_many,

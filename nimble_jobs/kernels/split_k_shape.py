@@ -116,6 +116,7 @@ class Shape:
         names = [name for name in _LARGE if tile_of(name)[1] <= widest and self.channels % tile_of(name)[2] == 0][:2]
         ways = []
         for name in names:
+            # Parts gain nothing then, and cost results in fp32. Only what is not read can make up for that.
             full = self.tiles(name) > max(_LARGE[name]) * _BLOCKS
             if full and _share_read(self, tile_of(name)[0]) > 1 - _LEFT_OUT:
                 continue

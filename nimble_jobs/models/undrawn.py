@@ -16,7 +16,7 @@ _DRAWS = {
     Tensor.normal_,
     Tensor.erfinv_,  # of a truncated normal distribution
 }
-_STEPS = {Tensor.mul_, Tensor.add_, Tensor.clamp_}  # of the same
+_STEPS = {Tensor.mul_, Tensor.add_, Tensor.clamp_}  # steps of a truncated normal distribution, after the draw
 
 
 class Undrawn(TorchFunctionMode):

@@ -140,6 +140,21 @@ def test_uses(store: Store) -> None:
     assert list(uses.misses.items()) == [("the stored schedule was not used", 2), ("not stored", 1)]
 
 
+def test_a_schedule_of_before_kernels_could_have_scratch_memory_is_read(store: Store) -> None:
+    """And one whose kernels need none is written as it was then."""
+    kernel = CompiledKernel(
+        name="k", function="f", grid=(1, 1, 1), warps=4, shared_bytes=0, arg_types="OO", start=0, nbytes=9
+    )
+    plain = a_schedule(KEY, kernels="inductor", compiled=(kernel,), binaries=key_of("code"))
+    needs = replace(plain, compiled=(replace(kernel, scratch_bytes=384),))
+    assert "scratch" not in plain.to_json()
+    for schedule in (plain, needs):
+        store.schedules.save(schedule, parts=PARTS, now=NOW)
+        found = store.schedules.find(KEY)
+        assert found is not None
+        assert found.load() == schedule
+
+
 @only_sqlite
 def test_artifacts_belong_to_schedules(store: Store) -> None:
     """A schedule names its constants and the machine code of its kernels; without one of the names it is damaged."""

@@ -74,6 +74,30 @@ def test_kernels_replay_over_new_buffers() -> None:
     assert torch.allclose(bound.run()["output"], (2 * x + 1) @ x)
 
 
+class Noting:
+    """Keeps the tensors that it is called with."""
+
+    def __init__(self, seen: list[torch.Tensor]) -> None:
+        self._seen = seen
+
+    def __call__(self, *args: Any) -> None:
+        self._seen += [a for a in args if isinstance(a, torch.Tensor)]
+
+
+def test_tasks_share_the_tensor_of_a_view() -> None:
+    """Other views, and other bindings, have tensors of their own."""
+    recording = launched()
+    plan, _ = graph.single_stream(recording.program)
+    seen: list[torch.Tensor] = []
+    kernels = dict.fromkeys(recording.kernels, Noting(seen))
+    for _ in range(2):
+        bind(recording.program, plan, state={}, constants={}, device=CPU, kernels=kernels).run()
+    x, first, again, *others = seen
+    assert first is again
+    assert len({id(each) for each in (x, first, *others)}) == 4
+    assert others[1] is others[2]
+
+
 def test_a_missing_kernel_is_an_error() -> None:
     """A program whose kernels are not there cannot be bound."""
     recording = launched()

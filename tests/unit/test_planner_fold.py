@@ -123,6 +123,19 @@ def test_what_a_call_does_beside_its_forward_does_not_fold() -> None:
     assert pairs_of(hooked, x) == pairs_of(parametrised, x) == pairs_of(training, x) == ()
 
 
+@pytest.mark.parametrize("gone", ["weight", "bias"])
+def test_a_normalisation_without_one_of_its_tensors_does_not_fold(gone: str) -> None:
+    """The others do, and none takes another's tensor."""
+    module = nn.Sequential(nn.Conv2d(2, 1, 1), nn.BatchNorm2d(1), nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3)).eval()
+    module[1].get_parameter("bias").data.fill_(5)
+    setattr(module[3], gone, None)
+    x = torch.randn(1, 2, 3, 3)
+    with torch.no_grad():
+        pairs = foldable(record(module, {"x": x}, state_of(module), CPU, module).program, module)
+        assert pairs == (("0", "1"),)
+        torch.testing.assert_close(folded(module, pairs)(x), module(x))
+
+
 def test_pairs_that_the_module_does_not_have_are_an_error() -> None:
     """A schedule of another module is not forced upon this one."""
     with pytest.raises(EngineError, match="cannot be folded"):

@@ -16,7 +16,15 @@ from nimble_jobs.engine.static_kernel import StaticKernel, pack, unpack
 from nimble_jobs.kernels import product_gelu, product_gelu_pass, ways
 from nimble_jobs.kernels.choices import Choices, using
 from nimble_jobs.kernels.own_kernels import put_in_place
-from nimble_jobs.kernels.product_gelu import MANY_ROWS, OPERATOR, TILES, Shape, compiled, launched, wanted_as_in
+from nimble_jobs.kernels.product_gelu import (
+    OPERATOR,
+    TILES_FEW_ROWS,
+    TILES_MANY_ROWS,
+    Shape,
+    compiled,
+    launched,
+    wanted_as_in,
+)
 from tests.kernel_trials import interpreted, rewritten, timed_as
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -121,8 +129,10 @@ def test_many_rows_have_a_kernel_that_is_told_how_many(monkeypatch: pytest.Monke
     first, second = unpack(*packed).values()
     assert first.binary == second.binary == packed[1]
     assert first.scratch_bytes == second.scratch_bytes > 0
-    assert Shape(dtype="float16", rows=513, features=3072, inputs=768).tiles == tuple(MANY_ROWS)
+    assert Shape(dtype="float16", rows=513, features=3072, inputs=768).tiles == tuple(TILES_MANY_ROWS)
     assert Shape(dtype="float16", rows=513, features=3072, inputs=760).tiles == ()
+    for rows in (300, 600):
+        assert not Shape(dtype="float16", rows=rows, features=1 << 16, inputs=1 << 15).tiles, "32 bits cannot count it"
 
 
 def test_scratch_memory_is_given_to_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +163,7 @@ def test_the_fastest_tile_must_be_faster_and_agree(
     monkeypatch: pytest.MonkeyPatch, times: list[float], wrong: int | None, tile: str | None
 ) -> None:
     """The choice is one that later builds find."""
-    norms = iter(1.0 if i == wrong else 0.0 for i in range(len(TILES)))
+    norms = iter(1.0 if i == wrong else 0.0 for i in range(len(TILES_FEW_ROWS)))
     monkeypatch.setattr(product_gelu_pass, "compiled", lambda *_: lambda *_: None)
     monkeypatch.setattr(product_gelu_pass, "capability_of", lambda _: 90)
     monkeypatch.setattr(ways, "relative_norm", lambda *_: next(norms))
@@ -218,5 +228,5 @@ def test_the_kernel_computes_what_the_operator_does() -> None:
 
 
 def test_the_short_gelu_is_the_exact_one() -> None:
-    """To a millionth, which half-precision numbers do not show; also of what is no number."""
+    """To a millionth in absolute terms; also of infinities and of what is no number."""
     interpreted(_GELU)

@@ -105,7 +105,9 @@ def _fold(pairs: Sequence[tuple[Convolution, BatchNorm]]) -> None:
 
 
 def _joined(tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    return torch.cat([t for t in tensors if t is not None]).float()
+    there = [tensor for tensor in tensors if tensor is not None]
+    assert len(there) == len(tensors), "a normalisation that is folded has all of its tensors"
+    return torch.cat(there).float()
 
 
 def owner(argument: Arg, names: dict[int, str]) -> str | None:
@@ -130,7 +132,7 @@ def _folds(
         and type(first) in (nn.Conv1d, nn.Conv2d, nn.Conv3d)
         and type(second) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
         and not second.training
-        and second.running_mean is not None
+        and all(t is not None for t in (second.weight, second.bias, second.running_mean, second.running_var))
         and calls_forward_alone(first)
         and calls_forward_alone(second)
         and all(isinstance(end, View) and len(readers[end.buffer]) == 1 for end in ends)
