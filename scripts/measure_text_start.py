@@ -1,7 +1,7 @@
 """Time a fresh process with stored schedules of texts: until all buckets are loaded and checked, and until it ends.
 
     python scripts/measure_text_start.py --json FILE [--device auto] [--dtype fp16] [--buckets 8,20] [--rounds 3]
-        [--model FOLDER] [--folder FOLDER] [--phases]
+        [--tokens 256] [--model FOLDER] [--folder FOLDER] [--phases]
 
 For each number of buckets a first job builds and stores their schedules. Then each round is a `nimble-jobs run` of its
 own, over enough texts for each bucket. "Warm" is the time from the start of the process to the first batch; the rest
@@ -40,7 +40,7 @@ input:
   source: texts.parquet
   format: text
   fields: {{x: body, id: id}}
-  text: {{max_length: {longest}, buckets: {buckets}}}
+  text: {{max_length: {longest}, buckets: {buckets}{tokens}}}
 schedule: {{progressive: false, fuse: {fuse}}}
 run: {{device: {device}}}
 output: {{path: out/{name}, fields: [id, embedding], pooling: mean, if_exists: replace}}
@@ -63,6 +63,7 @@ def write_texts(path: Path, each: int) -> None:
 def measure(count: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """A run that builds, and the rounds after it. Prints a line a run."""
     wanted = {"model": options.model or minilm(), "longest": LONGEST, "buckets": buckets_of(count)}
+    wanted["tokens"] = f", tokens_per_batch: {options.tokens}" if options.tokens else ""
     rounds: list[dict[str, Any]] = []
     for turn in range(options.rounds + 1):
         name = f"b{count}-{turn}"
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--buckets", default="8,20", help="numbers of buckets")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--each", type=int, default=256, help="texts for 8 tokens of length")
+    parser.add_argument("--tokens", type=int, help="tokens of a batch; few of them show the fixed costs on a CPU")
     parser.add_argument("--model", type=Path)
     parser.add_argument("--folder", type=Path, help="where the schedules stay, for a later call; default: nowhere")
     parser.add_argument("--phases", action="store_true", help="where the time of a stored run goes")
@@ -117,7 +119,9 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_texts(folder / "texts.parquet", options.each)
         rows = [measure(int(count), options, folder) for count in options.buckets.split(",")]
-    settings = {name: getattr(options, name) for name in ("device", "dtype", "fuse", "buckets", "rounds", "each")}
+    settings = {
+        name: getattr(options, name) for name in ("device", "dtype", "fuse", "buckets", "rounds", "each", "tokens")
+    }
     save(options.json, {"environment": environment(options=settings), "results": rows})
 
 

@@ -79,9 +79,10 @@ class Database:
             self._alone = postgres.writer(self._engine, postgres.ALONE)
             self._beside = postgres.writer(self._engine, postgres.BESIDE)
 
-    def read(self, work: Callable[[Session], T]) -> T:
-        """Run `work` in a transaction that reads one consistent state and changes nothing."""
-        self._flush_if_possible()
+    def read(self, work: Callable[[Session], T], *, flush: bool = True) -> T:
+        """Run `work` in a transaction that reads one consistent state and changes nothing; pending writes go first."""
+        if flush:
+            self._flush_if_possible()
         return self._patience.through(lambda: self._try(lambda: self._read(work)))
 
     def read_one(self, work: Callable[[Connection], T]) -> T:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from sqlalchemy import Table, exists, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from nimble_jobs.errors import FencedOut
@@ -22,6 +21,7 @@ from nimble_jobs.store.database import Database
 from nimble_jobs.store.records import load_object
 from nimble_jobs.store.tables import JobRow, PublicationRow
 from nimble_jobs.store.transitions import ATTEMPT_CHANGED, ATTEMPTS, JOBS, MINE
+from nimble_jobs.store.upsert import Upsert
 
 _TABLE = cast(Table, PublicationRow.__table__)
 _BOTH = JOBS.join(ATTEMPTS, (ATTEMPTS.c.job == JOBS.c.id) & (ATTEMPTS.c.number == JOBS.c.attempt))
@@ -86,7 +86,7 @@ def record_publication(session: Session, publication: Publication, *, now: float
     """Add a publication to the transaction, unless it is recorded: with `if_exists: resume`, jobs share a folder."""
     run(
         session,
-        _POSTGRESQL if session.connection().dialect.name == "postgresql" else _SQLITE,
+        _ADD.of(session),
         token=publication.token,
         job=publication.job_id,
         path=publication.path,
@@ -100,4 +100,4 @@ def _added(insert: Callable[..., Any]) -> Any:
     return insert(_TABLE).on_conflict_do_nothing(index_elements=["token"])
 
 
-_SQLITE, _POSTGRESQL = _added(sqlite.insert), _added(postgresql.insert)
+_ADD = Upsert(_added)

@@ -84,9 +84,12 @@ class Schedules:
         """The sound schedule of a key, or None. `lookup` also gives the reason."""
         return self.lookup(key, now).stored
 
-    def lookup(self, key: str, now: float | None = None) -> Lookup:
-        """The verified schedule of a key. A damaged one is quarantined; `now` is the time of that."""
-        row, artifacts, text = self._db.read(lambda session: read_rows(session, key))
+    def lookup(self, key: str, now: float | None = None, *, flush: bool = True) -> Lookup:
+        """The verified schedule of a key. A damaged one is quarantined; `now` is the time of that.
+
+        Without `flush`, hits that wait to be counted go on waiting, and the answer does not wait for the disk.
+        """
+        row, artifacts, text = self._db.read(lambda session: read_rows(session, key), flush=flush)
         if row is None:
             return Lookup(reason="no schedule is stored under this key")
         if row.state == ScheduleState.QUARANTINED.value:

@@ -11,14 +11,14 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, cast
 
-from sqlalchemy import Executable, Table, delete, func, select
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Table, delete, func, select
 from sqlalchemy.orm import Session
 
 from nimble_jobs.seen import InputFile, Scored, Seen
 from nimble_jobs.store.database import Database
 from nimble_jobs.store.seen_tables import SeenFileRow, SeenRunRow, SeenSourceRow
 from nimble_jobs.store.transitions import changed, record_event
+from nimble_jobs.store.upsert import Upsert
 
 T = TypeVar("T")
 
@@ -158,16 +158,18 @@ def mark(session: Session, name: str, job: str, scored: Scored, now: float) -> i
             if f.path not in theirs or theirs[f.path] < f.mtime_ns
         ]
         if rows:
-            session.execute(_upsert(session), rows)
+            session.execute(_UPSERT.of(session), rows)
     return both
 
 
-def _upsert(session: Session) -> Executable:
-    """An upsert of a row for each file. The statement differs by SQL dialect."""
-    postgres = session.get_bind().dialect.name == "postgresql"
-    statement = postgresql.insert(_FILES) if postgres else sqlite.insert(_FILES)
+def _upsert(insert: Callable[..., Any]) -> Any:
+    """An upsert of a row for each file."""
+    statement = insert(_FILES)
     new = {name: statement.excluded[name] for name in ("size", "mtime_ns", "run")}
     return statement.on_conflict_do_update(index_elements=["source", "path"], set_=new)
+
+
+_UPSERT = Upsert(_upsert)
 
 
 def _source(session: Session, name: str, root: str) -> int | None:

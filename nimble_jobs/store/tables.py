@@ -13,6 +13,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from nimble_jobs.store.words import Words
 
 SERIAL = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows by itself only under the name INTEGER
+# In the `info` of an index: its condition in PostgreSQL. As an argument of the index it would import the dialect.
+POSTGRESQL_WHERE = "postgresql_where"
 
 
 class Base(DeclarativeBase):
@@ -33,7 +35,7 @@ def _index_of_few(name: str, first: str, *more: str) -> Index:
     """An index without the rows whose first column is null, which most jobs are."""
     given = text(f"{first} IS NOT NULL")
     quoted = text(f'"{first}" IS NOT NULL')  # array is a word of PostgreSQL's own
-    return Index(name, first, *more, sqlite_where=given, postgresql_where=quoted)
+    return Index(name, first, *more, sqlite_where=given, info={POSTGRESQL_WHERE: quoted})
 
 
 class JobRow(Base):

@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import BigInteger, Double, String, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from nimble_jobs.store.tables import Base
+from nimble_jobs.store.upsert import Upsert
 
 _PENDING = "nimble_jobs.totals"  # where a session keeps its changes until it commits
 _LABEL_LENGTH = 20
@@ -71,8 +71,7 @@ def write(session: Session) -> None:
         if count or seconds
     ]
     if rows:
-        connection = session.connection()
-        connection.execute(_POSTGRESQL if connection.dialect.name == "postgresql" else _SQLITE, rows)
+        session.connection().execute(_ADD.of(session), rows)
 
 
 def read(session: Session) -> dict[Key, tuple[int, float]]:
@@ -81,10 +80,10 @@ def read(session: Session) -> dict[Key, tuple[int, float]]:
     return {(what, kind, outcome): (count, seconds) for what, kind, outcome, count, seconds in rows}
 
 
-def _upsert(insert: Callable[..., Any]) -> Any:
+def _add(insert: Callable[..., Any]) -> Any:
     new = insert(TotalRow.__table__)
     changes = {name: getattr(TotalRow, name) + new.excluded[name] for name in ("count", "seconds")}
     return new.on_conflict_do_update(index_elements=["what", "kind", "outcome"], set_=changes)
 
 
-_SQLITE, _POSTGRESQL = _upsert(sqlite.insert), _upsert(postgresql.insert)
+_ADD = Upsert(_add)

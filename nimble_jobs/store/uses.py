@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from sqlalchemy import Integer, Table, bindparam, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from nimble_jobs.job import Hit
 from nimble_jobs.store.changes import run
 from nimble_jobs.store.tables import ScheduleRow, UseRow
+from nimble_jobs.store.upsert import Upsert
 from nimble_jobs.store.words import words
 
 _PENDING = "nimble_jobs.uses"  # where a session keeps its uses until it writes them
@@ -77,9 +77,7 @@ def write(session: Session) -> None:
         row = rows.setdefault((hit.value, reason), new)
         row |= {"count": row["count"] + 1, "saved_s": row["saved_s"] + saved_s, "last_at": max(row["last_at"], now)}
     if rows:
-        connection = session.connection()
-        add = _ADD_POSTGRESQL if connection.dialect.name == "postgresql" else _ADD_SQLITE
-        connection.execute(add, [rows[name] for name in sorted(rows)])
+        session.connection().execute(_ADD.of(session), [rows[name] for name in sorted(rows)])
 
 
 def total_uses(session: Session) -> Uses:
@@ -101,4 +99,4 @@ def _add(insert: Callable[..., Any]) -> Any:
     return new.on_conflict_do_update(index_elements=["hit", "reason"], set_=changes)
 
 
-_ADD_SQLITE, _ADD_POSTGRESQL = _add(sqlite.insert), _add(postgresql.insert)
+_ADD = Upsert(_add)

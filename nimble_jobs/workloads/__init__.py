@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from nimble_jobs.engine import process_settings
 from nimble_jobs.models.pictures import with_model_transform
-from nimble_jobs.workloads import score, training
+from nimble_jobs.workloads import score
 from nimble_jobs.workloads.context import JobContext, Outcome, Stop
 from nimble_jobs.workloads.fetching import fetched
 
@@ -26,6 +26,8 @@ def run(context: JobContext) -> Outcome:
         with fetched(replace(context, spec=with_model_transform(context.spec))) as local:
             if local.spec.kind == "score":
                 return score.run(local)
+            from nimble_jobs.workloads import training  # which no scoring job needs
+
             return training.run(local)
     finally:
         if changed := process_settings.put(settings):

@@ -109,6 +109,16 @@ def test_touch(store: Store) -> None:
     assert store.schedules.uses().total == 3
 
 
+def test_look_ups_one_after_the_other_wait_for_no_commit(store: Store) -> None:
+    """A job that looks up many schedules counts its hits once it writes or reads something else."""
+    store.schedules.save(a_schedule(KEY), parts=PARTS, now=NOW)
+    store.schedules.touch(KEY, Hit.STORED, NOW)
+    found = store.schedules.lookup(KEY, flush=False).stored
+    assert found is not None
+    assert found.hits == 0
+    assert store.schedules.uses().stored == 1
+
+
 def test_residents_of_killed_workers_are_deleted(store: Store) -> None:
     """What a process held that was killed goes with the next recovery; what a live worker holds stays."""
     spawn = multiprocessing.get_context("spawn")

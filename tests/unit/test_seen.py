@@ -273,5 +273,5 @@ def test_the_statement_of_either_database() -> None:
     """Rows take the place of older ones by one statement, in SQLite and in PostgreSQL."""
     for dialect in (sqlite.dialect(), postgresql.dialect()):
         session: Any = SimpleNamespace(get_bind=lambda d=dialect: SimpleNamespace(dialect=d))
-        text = str(seen_files._upsert(session).compile(dialect=dialect))  # type: ignore[attr-defined]
+        text = str(seen_files._UPSERT.of(session).compile(dialect=dialect))  # type: ignore[attr-defined]
         assert "ON CONFLICT (source, path) DO UPDATE SET size = excluded.size" in text

@@ -107,7 +107,7 @@ def read_stored(key: str, store: Store) -> Taken[Material] | Miss | Refused:
     """
     store.guard()
     with store.artifacts.in_use():
-        found = store.schedules.lookup(key)
+        found = store.schedules.lookup(key, flush=False)  # a job may look up many, one after the other
         if found.refused is not None:
             return Refused(reason=found.reason or found.refused, fallback=found.refused)
         if found.stored is None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, MetaData, PrimaryKeyConstraint, String, Table, create_mock_engine
 
+from nimble_jobs.store.tables import POSTGRESQL_WHERE
+
 NEWEST = "0022"
 
 VERSION = Table(  # as Alembic makes it
@@ -32,6 +34,9 @@ def create(connection: Connection, tables: MetaData) -> None:
 def _statements(dialect: str, tables: MetaData) -> tuple[str, ...]:
     """What makes these tables, compiled once in a process: that takes most of the time of making a store."""
     statements: list[str] = []
+    if dialect == "postgresql":
+        for index in (index for table in tables.tables.values() for index in table.indexes):
+            index.dialect_options[dialect]["where"] = index.info.get(POSTGRESQL_WHERE)
 
     def note(statement: Any, *_args: Any, **_options: Any) -> None:
         statements.append(str(statement.compile(dialect=engine.dialect)))
