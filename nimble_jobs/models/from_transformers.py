@@ -23,6 +23,7 @@ from nimble_jobs.sentence import transformer_folder
 
 NEW_HEAD = "head_is_new"  # attribute of a model that was built with `new_head`: some of its head's weights are random
 _log = logging.getLogger(__name__)
+_LAYERS = "hidden_states"  # ends the names of outputs with a tensor for each layer
 
 
 def build(
@@ -248,16 +249,21 @@ def _key(found: Any) -> str:
 
 
 def _with_one_input(model: Any) -> nn.Module:
-    """Let the module be called with one tensor, its main input, or with arguments by name.
+    """Let the module be called with one tensor, its main input, or with arguments by name. It returns the tensors of
+    the model's output, and the hidden states of its layers if its configuration asks for them.
 
     A subclass, not a wrapper: the names of its weights stay as they are.
     """
     cls = type(model)
     name = cls.main_input_name
 
-    def forward(self: nn.Module, x: Tensor | None = None, **named: Any) -> dict[str, Tensor]:
+    def forward(self: nn.Module, x: Tensor | None = None, **named: Any) -> dict[str, Any]:
         output = cls.forward(self, **(named if x is None else {name: x}), return_dict=True)
-        return {key: _of_records(key, value) for key, value in output.items() if isinstance(value, Tensor)}
+        return {
+            key: _of_records(key, value) if isinstance(value, Tensor) else value
+            for key, value in output.items()
+            if isinstance(value, Tensor) or (key.endswith(_LAYERS) and isinstance(value, tuple | list))
+        }
 
     # Without its open keywords, into which a misspelt mask would vanish.
     takes = inspect.signature(cls.forward)

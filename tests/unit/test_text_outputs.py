@@ -226,6 +226,24 @@ def test_sizes_that_equal_a_bucket_by_chance_are_not_cut(cli: Cli, tmp_path: Pat
         close(row["last_hidden_state"], expected["last_hidden_state"])
 
 
+@pytest.mark.parametrize("more", [(), BUILT])
+def test_hidden_states_of_layers(more: tuple[str, ...], cli: Cli, tmp_path: Path) -> None:
+    """By dotted names, cut to the text's tokens, if the configuration asks for them."""
+    write_bert(tmp_path / "m")
+    path = job(tmp_path, ["hidden_states.0", "hidden_states.1", "embedding"], pooling="mean")
+    failed = cli("run", str(path))
+    assert "the model returns no 'hidden_states.0'" in failed.err
+    found = run(cli, path, "model.args.output_hidden_states=true", *more)
+    for row, text in zip(found, TEXTS, strict=True):
+        tokens = torch.tensor([encoded(tmp_path, text).ids])
+        made = build(ModelSpec(source=f"transformers:{tmp_path / 'm'}", args={"output_hidden_states": True}))
+        with torch.no_grad():
+            expected = made(input_ids=tokens)
+        for layer in (0, 1):
+            close(row[f"hidden_states.{layer}"], expected["hidden_states"][layer][0].numpy())
+        close(row["embedding"], expected["last_hidden_state"][0].mean(0).numpy())
+
+
 @pytest.mark.parametrize(
     ("text", "cut"), [({"prompt": "query : "}, slice(0, None)), ({"max_length": 6, "buckets": [6]}, slice(0, 4))]
 )
