@@ -80,7 +80,7 @@ class Database:
             self._beside = postgres.writer(self._engine, postgres.BESIDE)
 
     def read(self, work: Callable[[Session], T], *, flush: bool = True) -> T:
-        """Run `work` in a transaction that reads one consistent state and changes nothing; pending writes go first."""
+        """Run `work` in a transaction that reads one state and changes none. With `flush`, pending writes go first."""
         if flush:
             self._flush_if_possible()
         return self._patience.through(lambda: self._try(lambda: self._read(work)))
