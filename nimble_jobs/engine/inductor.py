@@ -31,6 +31,7 @@ _keepers: list[object] = []  # that want the compile processes to stay
 _RECORDED = {
     "allow_buffer_reuse": False,
     "inplace_buffers": False,
+    "realize_reads_threshold": 2,  # a value that several kernels read is stored where computing it takes more reads
     "triton.mix_order_reduction": False,  # its kernels leave part of their work in memory that nothing says they write
     "triton.unique_kernel_names": False,  # machine code lies in files of that name, and is not found where it is long
 }

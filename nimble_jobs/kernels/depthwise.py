@@ -7,22 +7,22 @@ a second. Our kernels are compiled once and stored as machine code, like Inducto
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from nimble_jobs.engine import measure
 from nimble_jobs.engine.device import able
-from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import choices, static_triton
-from nimble_jobs.kernels.own_kernels import digest_of
+from nimble_jobs.kernels.activations import ACTIVATIONS
+from nimble_jobs.kernels.own_kernels import digest_of, tile_in
 from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
-from nimble_jobs.kernels.ways import EXACT
+from nimble_jobs.kernels.ways import Ways
 from nimble_jobs.schedule import Arg, Program, Task, View
 from nimble_jobs.task_times import TaskTimes
 
@@ -36,8 +36,27 @@ KERNELS = (1, 2, 3, 4, 5, 7)  # side lengths; loops are unrolled, so larger kern
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tile:
+    """What a block of a kernel computes, and by how many warps."""
+
+    columns: int  # that a thread computes, of one row of the output
+    patches: int  # of so many columns; in the contiguous format, places
+    channels: int
+    warps: int
+    unrolled: int  # up to this side length of a kernel, the loop over its rows is unrolled
+
+
+TILES = {  # by name. Tuned on an H200: the first for few places, the second for many
+    "4x4x16": Tile(columns=4, patches=4, channels=16, warps=1, unrolled=5),
+    "8x8x32": Tile(columns=8, patches=8, channels=32, warps=2, unrolled=3),
+    "128": Tile(columns=1, patches=128, channels=1, warps=4, unrolled=7),
+}
+_CONTIGUOUS = "128"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A depthwise convolution: everything that decides its time and its kernel."""
+    """A depthwise convolution: everything that decides its time."""
 
     dtype: str
     images: int
@@ -53,12 +72,6 @@ class Shape:
     channels_last: bool
 
     @property
-    def name(self) -> str:
-        """The kernel's name. Shapes that need different binaries or grids have different names."""
-        form = "last" if self.channels_last else "first"
-        return f"{PREFIX}{self.kernel}.{self.dtype}.{form}.{self.channels}.{'x'.join(map(str, self.sizes))}"
-
-    @property
     def words(self) -> str:
         """As `explain` calls it."""
         size, form = f"{self.kernel}x{self.kernel}", "channels-last" if self.channels_last else "contiguous"
@@ -68,7 +81,7 @@ class Shape:
     @property
     def unit(self) -> int:
         """How many channels are read at once."""
-        return 4 if self.channels % 4 == 0 else 1
+        return math.gcd(self.channels, 4)
 
     @property
     def places(self) -> int:
@@ -76,26 +89,45 @@ class Shape:
         return self.images * self.out_height * self.out_width * (1 if self.channels_last else self.channels)
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def geometry(self) -> tuple[int, ...]:
+        """Sizes and settings without channels."""
+        sides = (self.height, self.width, self.out_height, self.out_width)
+        return (*sides, self.places, self.stride, self.padding, self.dilation)
+
+    @property
+    def tiles(self) -> tuple[str, ...]:
+        """The tiles that are worth trying."""
+        if not self.channels_last:
+            return (_CONTIGUOUS,)
+        return ("4x4x16", "8x8x32") if self.out_width > TILES["4x4x16"].columns else ("4x4x16",)
+
+    def name(self, tile: str) -> str:
+        """The kernel's name, which tells binaries and grids apart."""
+        form = "last" if self.channels_last else "first"
+        sizes = "x".join(map(str, (self.channels, *self.geometry)))
+        return f"{PREFIX}{self.kernel}.{self.dtype}.{form}.{sizes}.{tile}"
+
+    def sizes(self, tile: str) -> tuple[int, ...]:
         """The kernel's arguments after its tensors."""
+        units, sides = self.channels // self.unit, self.geometry[:4]
+        return (units, *sides, self._patches(tile), self.padding) if self.channels_last else (units, *self.geometry)
+
+    def grid(self, tile: str) -> tuple[int, int, int]:
+        """Number of blocks in each dimension."""
+        size = TILES[tile]
         return (
-            *(self.channels // self.unit, self.height, self.width, self.out_height, self.out_width, self.places),
-            *(self.stride, self.padding, self.dilation),
+            -(-self._patches(tile) // size.patches),
+            -(-self.channels // size.channels) if self.channels_last else 1,
+            1,
         )
 
-    @property
-    def tile(self) -> tuple[int, int, int]:
-        """Places and channels per block, and its warps. Tuned on an H200; good for all layers of the zoo."""
-        if not self.channels_last:
-            return 128, 1, 4
-        return (8, 32, 1) if self.kernel <= 3 and self.channels % 32 == 0 else (8, 16, 1)
-
-    @property
-    def grid(self) -> tuple[int, int, int]:
-        """Number of blocks in each dimension."""
-        places, channels, _ = self.tile
-        across = -(-self.channels // channels) if self.channels_last else 1
-        return -(-self.places // places), across, 1
+    def _patches(self, tile: str) -> int:
+        """How many there are; in the contiguous format, places."""
+        return (
+            self.places // self.out_width * -(-self.out_width // TILES[tile].columns)
+            if self.channels_last
+            else self.places
+        )
 
 
 def with_own_depthwise(recording: Recording, device: torch.device, *, like: Program | None = None) -> Recording:
@@ -110,15 +142,15 @@ def with_own_depthwise(recording: Recording, device: torch.device, *, like: Prog
     tasks = []
     for i, task in enumerate(recording.program.tasks):
         shape = shape_of(task)
-        kernel = None
+        tile = None
         if shape is not None and like is not None:
-            had = i < len(like.tasks) and like.tasks[i].op == shape.name
-            kernel = compiled(shape, capability_of(device)) if had else None
+            tile = tile_in({each.op for each in like.tasks[i : i + 1]}, TILES)(shape, device)
         elif shape is not None:
-            kernel = _faster(shape, _settings(task), device)
-        if shape is not None and kernel is not None:
+            tile = _fastest(shape, _settings(task), device)
+        if shape is not None and tile is not None:
+            kernel = compiled(shape, tile, capability_of(device))
             kernels[kernel.name] = kernel
-            task = _ours(task, kernel, shape)
+            task = _ours(task, kernel, shape, tile)
         tasks.append(task)
     return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
 
@@ -168,45 +200,60 @@ def shape_between(x: View, weight: View, out: View, settings: Sequence[int]) -> 
     )
 
 
-def compiled(shape: Shape, capability: int) -> StaticKernel:
+@functools.lru_cache(maxsize=4096)
+def compiled(shape: Shape, tile: str, capability: int, activation: str | None = None) -> StaticKernel:
     """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 
-    Raises EngineError if Triton cannot compile it.
+    With `activation`, one of ACTIVATIONS, a bias lies between weight and output; only for channels-last images. Raises
+    EngineError if Triton cannot compile it.
     """
     from nimble_jobs.kernels import depthwise_triton
 
+    name, size = shape.name(tile), TILES[tile]
+    launch = Launch(
+        name=name if activation is None else f"{name}.{activation}", grid=shape.grid(tile), warps=size.warps
+    )
+    tensors = ("x", "weight", "bias", "out") if shape.channels_last else ("x", "weight", "out")
     function: Any = (
         depthwise_triton.depthwise_channels_last if shape.channels_last else depthwise_triton.depthwise_contiguous
     )
-    places, channels, warps = shape.tile
     return static_triton.compiled(
         function,
-        Launch(name=shape.name, grid=shape.grid, warps=warps),
+        launch,
         capability,
-        pointers=dict.fromkeys(("x", "weight", "out"), TYPES[shape.dtype]),
-        sizes=depthwise_triton.SIZES,
-        constants={"KERNEL": shape.kernel, "UNIT": shape.unit, "PLACES": places, "CHANNELS": channels},
+        pointers=dict.fromkeys(tensors, TYPES[shape.dtype]),
+        sizes=depthwise_triton.SIZES_CHANNELS_LAST if shape.channels_last else depthwise_triton.SIZES_CONTIGUOUS,
+        constants=constants(shape, tile, activation),
     )
 
 
-def _faster(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> StaticKernel | None:
-    """Our kernel; None if the library is faster or the two disagree. Raises EngineError if ours cannot be compiled."""
-    parts = {name: str(value) for name, value in asdict(shape).items()}
-    parts |= {"task": "depthwise convolution", "settings": str(settings), "code": code_digest()}
-    parts |= choices.parts_here(device)
-    way = choices.current().choose(parts, ("library", "ours"), lambda: _times(shape, settings, device))
-    return _kernel(shape, capability_of(device)) if way == "ours" else None
+def constants(shape: Shape, tile: str, activation: str | None = None) -> dict[str, int]:
+    """Of the kernel."""
+    size, both = TILES[tile], {"KERNEL": shape.kernel, "UNIT": shape.unit}
+    if not shape.channels_last:
+        return both | {"PLACES": size.patches}
+    return both | {
+        "STRIDE": shape.stride,
+        "DILATION": shape.dilation,
+        "COLUMNS": size.columns,
+        "PATCHES": size.patches,
+        "CHANNELS": size.channels,
+        "ROWS_AT_ONCE": shape.kernel if shape.kernel <= size.unrolled else 1,
+        "BIASED": int(activation is not None),
+        "ACTIVATION": -1 if activation is None else list(ACTIVATIONS).index(activation),
+    }
+
+
+def _fastest(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> str | None:
+    """The tile with which our kernel is fastest; None if the library is faster, or none of ours agrees with it."""
+    more = {"task": "depthwise convolution", "settings": str(settings), "code": code_digest()}
+    way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, settings, device), **more)
+    return None if way == "library" else way
 
 
 def code_digest() -> str:
-    """Of the source of our kernels."""
-    return digest_of("depthwise_triton", "activations_triton")
-
-
-@functools.lru_cache(maxsize=4096)
-def _kernel(shape: Shape, capability: int) -> StaticKernel:
-    """`compiled`, once for each shape."""
-    return compiled(shape, capability)
+    """SHA-256 of the code that decides how long our kernels take."""
+    return digest_of("depthwise", "depthwise_triton", "activations_triton")
 
 
 def _times(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> TaskTimes:
@@ -220,32 +267,33 @@ def _times(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> Tas
 
     x = random(shape.images, shape.channels, shape.height, shape.width).contiguous(memory_format=form)
     weight = random(shape.channels, 1, shape.kernel, shape.kernel)
-    theirs, ours = (
-        torch.empty(
-            (shape.images, shape.channels, shape.out_height, shape.out_width),
-            dtype=kind,
-            device=device,
-            memory_format=form,
-        )
-        for _ in range(2)
-    )
-    kernel = _kernel(shape, capability_of(device))
+    results = (shape.images, shape.channels, shape.out_height, shape.out_width)
+    theirs, out = (torch.empty(results, dtype=kind, device=device, memory_format=form) for _ in range(2))
     library: Callable[..., Any] = getattr(torch.ops.aten, op).out
 
     def run_theirs() -> None:
         library(x, weight, *rest, out=theirs)
 
-    def run_ours() -> None:
-        kernel(x, weight, ours, *shape.sizes)
+    def ours(tile: str) -> Callable[[], object]:
+        kernel = compiled(shape, tile, capability_of(device))
+        out.fill_(float("nan"))
+        return lambda: kernel(*_tensors(shape, x, weight), out, *shape.sizes(tile))
 
-    times = measure.kernel_times_us([run_theirs, run_ours], device)
-    ends = [0, shape.images - 1]  # to compare all of them in fp64 would need much memory
-    agree = relative_norm(ours[ends], theirs[ends]) <= EXACT[shape.dtype]
-    return TaskTimes(
-        task=shape.words,
-        times_us=(("library", times[0]), ("ours", times[1])),
-        chosen="ours" if agree and times[1] <= _WORTH * times[0] else "library",
-    )
+    run_theirs()
+    ways = Ways(shape.dtype)
+    for tile in shape.tiles:
+        ways.add(tile, functools.partial(ours, tile), ends(theirs), ends(out))
+    return ways.times(shape.words, run_theirs, _WORTH, device)
+
+
+def ends(images: torch.Tensor) -> torch.Tensor:
+    """The first and the last one: to compare all of them in fp64 would need much memory."""
+    return images[:: max(1, len(images) - 1)]
+
+
+def _tensors(shape: Shape, x: Any, weight: Any) -> tuple[Any, ...]:
+    """What the kernel is given before the output."""
+    return (x, weight, weight) if shape.channels_last else (x, weight)  # the bias is not read
 
 
 def _settings(task: Task) -> tuple[Any, ...]:
@@ -257,13 +305,13 @@ def _plain(value: Arg) -> Any:
     return tuple(_plain(v) for v in value) if isinstance(value, tuple) else value
 
 
-def _ours(task: Task, kernel: StaticKernel, shape: Shape) -> Task:
+def _ours(task: Task, kernel: StaticKernel, shape: Shape, tile: str) -> Task:
     x, weight, out = task.args[0], task.args[1], task.kwargs[0][1]
     assert isinstance(x, View) and isinstance(weight, View) and isinstance(out, View)  # noqa: PT018  # shape_of saw them
     return replace(
         task,
         op=kernel.name,
-        args=(x, weight, out, *shape.sizes),
+        args=(*_tensors(shape, x, weight), out, *shape.sizes(tile)),
         kwargs=(),
         outputs=None,
         reads=tuple(dict.fromkeys((x, weight))),

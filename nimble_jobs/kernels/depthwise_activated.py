@@ -6,7 +6,6 @@ faster than the library's with a second kernel for the activation. In the record
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,24 +14,32 @@ from torch.nn import functional
 
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.static_kernel import StaticKernel
-from nimble_jobs.kernels import depthwise, static_triton
+from nimble_jobs.kernels import depthwise
 from nimble_jobs.kernels.activations import ACTIVATIONS
-from nimble_jobs.kernels.own_kernels import Launched
-from nimble_jobs.kernels.static_triton import TYPES, Launch, aligned, capability_of
+from nimble_jobs.kernels.depthwise import TILES
+from nimble_jobs.kernels.own_kernels import Launched, tile_in
+from nimble_jobs.kernels.static_triton import aligned, capability_of
 from nimble_jobs.schedule import Program, Task, View
 
 _NAMESPACE = "nimble_jobs"
 
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
 _LIBRARY.define(
-    "depthwise_activated(Tensor x, Tensor weight, Tensor bias, int stride, int padding, int dilation, str activation)"
-    " -> Tensor",
+    "depthwise_activated(Tensor x, Tensor weight, Tensor bias, int stride, int padding, int dilation, str activation,"
+    " str tile) -> Tensor",
     tags=(torch.Tag.needs_exact_strides,),
 )
 
 
 def _computed(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, stride: int, padding: int, dilation: int, activation: str
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    stride: int,
+    padding: int,
+    dilation: int,
+    activation: str,
+    tile: str,
 ) -> torch.Tensor:
     found = functional.conv2d(x, weight, bias, stride, padding, dilation, x.shape[1])
     return ACTIVATIONS[activation](found).contiguous(memory_format=torch.channels_last)
@@ -52,9 +59,13 @@ class Activated:
     activation: str  # one of ACTIVATIONS
 
     @property
-    def name(self) -> str:
-        """The kernel's name. Shapes that need different binaries or grids have different names."""
-        return f"{self.shape.name}.{self.activation}"
+    def tiles(self) -> tuple[str, ...]:
+        """The tiles that are worth trying."""
+        return self.shape.tiles
+
+    def name(self, tile: str) -> str:
+        """The kernel's name, which tells binaries and grids apart."""
+        return f"{self.shape.name(tile)}.{self.activation}"
 
     @property
     def words(self) -> str:
@@ -62,13 +73,12 @@ class Activated:
         return f"{self.shape.words}, then bias and {self.activation}"
 
 
-Wanted = Callable[[Activated, torch.device], bool]  # whether our kernel is to compute one on a device
+Wanted = Callable[[Activated, torch.device], str | None]  # with which tile our kernel is to compute one; None: not
 
 
 def wanted_as_in(program: Program) -> Wanted:
     """As in an earlier recording of the same module."""
-    names = {task.op for task in program.tasks}
-    return lambda one, _: one.name in names
+    return tile_in({task.op for task in program.tasks}, TILES)
 
 
 def launched(task: Task, device: torch.device) -> Launched | None:
@@ -79,14 +89,15 @@ def launched(task: Task, device: torch.device) -> Launched | None:
     one = activated_of(task)
     if one is None:
         return None
-    return Launched(kernel=compiled(one, capability_of(device)), given=task.args[:3], sizes=one.shape.sizes)
+    tile = str(task.args[-1])
+    return Launched(kernel=compiled(one, tile, capability_of(device)), given=task.args[:3], sizes=one.shape.sizes(tile))
 
 
 def activated_of(task: Task) -> Activated | None:
     """What a task of the operator computes, if our kernel can; None for any other task."""
     if task.op != str(OPERATOR):
         return None
-    x, weight, bias, *settings, activation = task.args
+    x, weight, bias, *settings, activation, tile = task.args
     out = task.outputs
     assert isinstance(activation, str)
     if not all(isinstance(each, View) for each in (x, weight, bias, out)):
@@ -94,25 +105,13 @@ def activated_of(task: Task) -> Activated | None:
     assert isinstance(x, View) and isinstance(weight, View) and isinstance(bias, View) and isinstance(out, View)  # noqa: PT018
     shape = depthwise.shape_between(x, weight, out, [int(s) for s in settings if isinstance(s, int)])
     dense = bias.stride == (1,) and aligned(bias) and bias.dtype == x.dtype
-    return Activated(shape=shape, activation=activation) if shape and shape.channels_last and dense else None
+    fits = shape is not None and shape.channels_last and tile in TILES and dense
+    return Activated(shape=shape, activation=activation) if shape is not None and fits else None
 
 
-@functools.lru_cache(maxsize=1024)
-def compiled(one: Activated, capability: int) -> StaticKernel:
+def compiled(one: Activated, tile: str, capability: int) -> StaticKernel:
     """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 
     Raises EngineError if Triton cannot compile it.
     """
-    from nimble_jobs.kernels import depthwise_triton
-
-    shape = one.shape
-    places, channels, warps = shape.tile
-    constants = {"KERNEL": shape.kernel, "UNIT": shape.unit, "PLACES": places, "CHANNELS": channels}
-    return static_triton.compiled(
-        depthwise_triton.depthwise_activated,
-        Launch(name=one.name, grid=shape.grid, warps=warps),
-        capability,
-        pointers=dict.fromkeys(("x", "weight", "bias", "out"), TYPES[shape.dtype]),
-        sizes=depthwise_triton.SIZES,
-        constants=constants | {"ACTIVATION": list(ACTIVATIONS).index(one.activation)},
-    )
+    return depthwise.compiled(one.shape, tile, capability, one.activation)

@@ -4,22 +4,21 @@ convolution and its activation, where our kernel is faster.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 from torch.nn import functional
 
-from nimble_jobs.engine import measure
-from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.errors import EngineError
 from nimble_jobs.kernels import choices, depthwise
 from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of
 from nimble_jobs.kernels.depthwise_activated import OPERATOR, Activated, Wanted, compiled
 from nimble_jobs.kernels.static_triton import MOST, TYPES, capability_of
-from nimble_jobs.kernels.ways import EXACT
+from nimble_jobs.kernels.ways import Ways
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.95  # ours must take less than this share
@@ -36,16 +35,17 @@ class _Match:
 def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) -> int:
     """Put our operator into a graph of torch's functions, whose nodes carry fake tensors in `meta["example_value"]`.
 
-    `wanted` says what ours is to compute; by default, that where it is faster. Returns how many there are.
+    `wanted` says with which tile ours is to compute one; by default, the fastest. Returns how many there are.
     """
-    wanted = wanted or is_faster
+    wanted = wanted or fastest
     count = 0
     for activation in list(graph.nodes):
         match = _match(activation, device)
-        if match is None or not wanted(match.one, device):
+        tile = wanted(match.one, device) if match is not None else None
+        if match is None or tile is None:
             continue
         shape = match.one.shape
-        args = (*match.given, shape.stride, shape.padding, shape.dilation, match.one.activation)
+        args = (*match.given, shape.stride, shape.padding, shape.dilation, match.one.activation, tile)
         with graph.inserting_before(match.convolution):  # later its input may have been written to in place
             made = graph.call_function(OPERATOR, args)
         made.meta = dict(activation.meta)
@@ -56,12 +56,13 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
     return count
 
 
-def is_faster(one: Activated, device: torch.device) -> bool:
-    """Whether our kernel is faster than the library's and another one, and agrees with them, now or as measured
-    earlier.
+def fastest(one: Activated, device: torch.device) -> str | None:
+    """The tile with which our kernel is fastest; None if the library's and another one are, or ours does not agree with
+    them, now or as measured earlier.
     """
     more = {"task": "depthwise convolution, activated", "activation": one.activation, "code": depthwise.code_digest()}
-    return choices.way_for(one.shape, ("library", "ours"), device, lambda: _times(one, device), **more) == "ours"
+    way = choices.way_for(one.shape, ("library", *one.tiles), device, lambda: _times(one, device), **more)
+    return None if way == "library" else way
 
 
 def _times(one: Activated, device: torch.device) -> TaskTimes:
@@ -73,25 +74,21 @@ def _times(one: Activated, device: torch.device) -> TaskTimes:
     x = random(shape.images, shape.channels, shape.height, shape.width).contiguous(memory_format=torch.channels_last)
     weight, bias = random(shape.channels, 1, shape.kernel, shape.kernel), random(shape.channels)
     settings = (shape.stride, shape.padding, shape.dilation)
-    theirs = OPERATOR(x, weight, bias, *settings, one.activation)
+    theirs = OPERATOR(x, weight, bias, *settings, one.activation, "")
     out = torch.empty_like(theirs)
 
     def library() -> torch.Tensor:  # a compiler adds the bias in the kernel of the activation
         return ACTIVATIONS[one.activation](functional.conv2d(x, weight, None, *settings, shape.channels))
 
-    try:
-        kernel = compiled(one, capability_of(device))
-    except EngineError:
-        (library_us,) = measure.kernel_times_us([library], device)
-        return TaskTimes(task=one.words, times_us=(("library", library_us),), chosen="library")
-    times = measure.kernel_times_us([library, lambda: kernel(x, weight, bias, out, *shape.sizes)], device)
-    ends = [0, shape.images - 1]  # to compare all of them in fp64 would need much memory
-    agree = relative_norm(out[ends], theirs[ends]) <= EXACT[shape.dtype]
-    return TaskTimes(
-        task=one.words,
-        times_us=(("library", times[0]), ("ours", times[1])),
-        chosen="ours" if agree and times[1] <= _GAIN * times[0] else "library",
-    )
+    def ours(tile: str) -> Callable[[], object]:
+        kernel = compiled(one, tile, capability_of(device))
+        out.fill_(float("nan"))
+        return lambda: kernel(x, weight, bias, out, *shape.sizes(tile))
+
+    ways = Ways(shape.dtype)
+    for tile in one.tiles:
+        ways.add(tile, partial(ours, tile), depthwise.ends(theirs), depthwise.ends(out))
+    return ways.times(one.words, library, _GAIN, device)
 
 
 def _match(activation: Node, device: torch.device) -> _Match | None:

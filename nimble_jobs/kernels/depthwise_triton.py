@@ -7,95 +7,18 @@ of channels, which lets the compiler load that many values at once.
 from __future__ import annotations
 
 # mypy: ignore-errors
-# ruff: noqa: N803  # Triton's convention for compile-time constants
+# ruff: noqa: N803, RUF005  # Triton's convention for compile-time constants; it unpacks no tuples
 import triton
 import triton.language as tl
 
 from nimble_jobs.kernels.activations_triton import activated
 
-SIZES = ("units", "height", "width", "out_height", "out_width", "places", "stride", "padding", "dilation")
+SIZES_CHANNELS_LAST = ("units", "height", "width", "out_height", "out_width", "patches", "padding")
+SIZES_CONTIGUOUS = ("units", "height", "width", "out_height", "out_width", "places", "stride", "padding", "dilation")
 
 
-@triton.jit
-def _sums(
-    x,
-    weight,
-    channels,
-    height,
-    width,
-    out_height,
-    out_width,
-    places,
-    stride,
-    padding,
-    dilation,
-    KERNEL: tl.constexpr,
-    PLACES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
-    """The sums of a block of output places times a block of channels, with where they belong, and which exist."""
-    place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
-    channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    column = place % out_width
-    row = place // out_width
-    image = row // out_height
-    row = row % out_height
-    within = channel < channels
-    total = tl.zeros((PLACES, CHANNELS), tl.float32)
-    for i in tl.static_range(KERNEL):
-        y = row * stride - padding + i * dilation
-        for j in tl.static_range(KERNEL):
-            z = column * stride - padding + j * dilation
-            inside = (place < places) & (y >= 0) & (y < height) & (z >= 0) & (z < width)
-            start = ((image * height + y) * width + z) * channels
-            value = tl.load(x + start[:, None] + channel[None, :], mask=inside[:, None] & within[None, :], other=0.0)
-            factor = tl.load(weight + channel * (KERNEL * KERNEL) + (i * KERNEL + j), mask=within, other=0.0)
-            total += value.to(tl.float32) * factor.to(tl.float32)[None, :]
-    return total, place[:, None] * channels + channel[None, :], (place < places)[:, None] & within[None, :]
-
-
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES_CHANNELS_LAST)
 def depthwise_channels_last(
-    x,
-    weight,
-    out,
-    units,
-    height,
-    width,
-    out_height,
-    out_width,
-    places,
-    stride,
-    padding,
-    dilation,
-    KERNEL: tl.constexpr,
-    UNIT: tl.constexpr,
-    PLACES: tl.constexpr,
-    CHANNELS: tl.constexpr,
-):
-    """A block of output places times a block of channels."""
-    channels = units * UNIT
-    total, where, exist = _sums(
-        x,
-        weight,
-        channels,
-        height,
-        width,
-        out_height,
-        out_width,
-        places,
-        stride,
-        padding,
-        dilation,
-        KERNEL,
-        PLACES,
-        CHANNELS,
-    )
-    tl.store(out + where, total.to(out.dtype.element_ty), mask=exist)
-
-
-@triton.jit(do_not_specialize=SIZES)
-def depthwise_activated(
     x,
     weight,
     bias,
@@ -105,41 +28,68 @@ def depthwise_activated(
     width,
     out_height,
     out_width,
-    places,
-    stride,
+    patches,
     padding,
-    dilation,
     KERNEL: tl.constexpr,
+    STRIDE: tl.constexpr,
+    DILATION: tl.constexpr,
     UNIT: tl.constexpr,
-    PLACES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PATCHES: tl.constexpr,
     CHANNELS: tl.constexpr,
+    ROWS_AT_ONCE: tl.constexpr,
+    BIASED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """The same, with bias and activation, by its number."""
+    """A block of patches times a block of channels. A patch is so many columns of one output row: a value that is read
+    serves each of them whose window it lies in, and so does a weight.
+
+    With BIASED, bias and activation, by its number, follow. The code is unrolled over ROWS_AT_ONCE rows of a window.
+    """
     channels = units * UNIT
-    total, where, exist = _sums(
-        x,
-        weight,
-        channels,
-        height,
-        width,
-        out_height,
-        out_width,
-        places,
-        stride,
-        padding,
-        dilation,
-        KERNEL,
-        PLACES,
-        CHANNELS,
-    )
+    across = tl.cdiv(out_width, COLUMNS)
+    patch = tl.program_id(0) * PATCHES + tl.arange(0, PATCHES)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    total += tl.load(bias + channel, mask=channel < channels, other=0.0).to(tl.float32)[None, :]
-    total = activated(total, ACTIVATION)
-    tl.store(out + where, total.to(out.dtype.element_ty), mask=exist)
+    line = patch // across
+    column = (patch % across * COLUMNS)[:, None]
+    image = (line // out_height)[:, None]
+    top = (line % out_height * STRIDE - padding)[:, None]
+    left = column * STRIDE - padding
+    within = channel < channels
+    exist = (patch < patches)[:, None] & within[None, :]
+    totals = ()  # Triton has no lists
+    for _ in tl.static_range(COLUMNS):
+        totals = totals + (tl.zeros((PATCHES, CHANNELS), tl.float32),)
+    for i in tl.range(KERNEL, num_stages=1, loop_unroll_factor=ROWS_AT_ONCE):
+        y = top + i * DILATION
+        there = exist & (y >= 0) & (y < height)
+        start = x + (((image * height + y) * width + left) * channels + channel[None, :])
+        values = ()
+        for j in tl.static_range((COLUMNS - 1) * STRIDE + (KERNEL - 1) * DILATION + 1):
+            inside = there & (left + j >= 0) & (left + j < width)
+            values = values + (tl.load(start + j * channels, mask=inside, other=0.0).to(tl.float32),)
+        factors = ()
+        for j in tl.static_range(KERNEL):
+            factor = tl.load(weight + channel * (KERNEL * KERNEL) + (i * KERNEL + j), mask=within, other=0.0)
+            factors = factors + (factor.to(tl.float32)[None, :],)
+        sums = ()
+        for c in tl.static_range(COLUMNS):
+            total = totals[c]
+            for j in tl.static_range(KERNEL):
+                total += values[c * STRIDE + j * DILATION] * factors[j]
+            sums = sums + (total,)
+        totals = sums
+    if BIASED:
+        term = tl.load(bias + channel, mask=within, other=0.0).to(tl.float32)[None, :]
+    where = out + ((line[:, None] * out_width + column) * channels + channel[None, :])
+    for c in tl.static_range(COLUMNS):
+        total = totals[c]
+        if BIASED:
+            total = activated(total + term, ACTIVATION)
+        tl.store(where + c * channels, total.to(out.dtype.element_ty), mask=exist & (column + c < out_width))
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=SIZES_CONTIGUOUS)
 def depthwise_contiguous(
     x,
     weight,
@@ -156,7 +106,6 @@ def depthwise_contiguous(
     KERNEL: tl.constexpr,
     UNIT: tl.constexpr,
     PLACES: tl.constexpr,
-    CHANNELS: tl.constexpr,
 ):
     """A block of output places, counted through all channels and images."""
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)

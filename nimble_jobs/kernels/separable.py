@@ -134,8 +134,7 @@ class Shape:
     @property
     def sizes(self) -> tuple[int, ...]:
         """The kernel's arguments after its tensors."""
-        _, *others = self.depth.sizes
-        return self.depth.channels // self.unit, self.features // self.unit, *others
+        return self.depth.channels // self.unit, self.features // self.unit, *self.depth.geometry
 
     def name(self, tile: str) -> str:
         """The kernel's name, which tells binaries and grids apart."""

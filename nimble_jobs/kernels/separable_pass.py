@@ -5,6 +5,7 @@ convolution, with what stands before, between and after its two, where one kerne
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from torch.nn import functional
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.errors import EngineError
-from nimble_jobs.kernels import choices, depthwise, depthwise_activated, fx_nodes, pointwise, pointwise_pass
+from nimble_jobs.kernels import choices, depthwise, fx_nodes, pointwise, pointwise_pass
 from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of, writes_in_place
 from nimble_jobs.kernels.depthwise_pass import depthwise_call
 from nimble_jobs.kernels.fx_nodes import fixed_example, only_reads, only_user
@@ -126,7 +127,7 @@ def _pairs(
     device: torch.device,
 ) -> Iterator[Callable[[], object]]:
     """The ways to compute it in two kernels: the window's, and a product by the library or by our own kernel."""
-    first, middle = _window(shape, x, depth_weight, depth_bias, device)
+    windows, middle = _windows(shape, x, depth_weight, depth_bias, device)
     rows = middle.permute(0, 2, 3, 1).reshape(-1, shape.depth.channels)
     columns = weight.reshape(shape.features, -1).t()
 
@@ -141,7 +142,6 @@ def _pairs(
             return torch.add(found, other.permute(0, 2, 3, 1).reshape(-1, shape.features))
         return ACTIVATIONS[shape.activation](found)
 
-    yield functools.partial(_in_turn, first, product)
     second = pointwise.Shape(
         dtype=shape.depth.dtype,
         pixels=rows.shape[0],
@@ -150,8 +150,9 @@ def _pairs(
         added=shape.added,
         activation=shape.activation,
     )
-    for call in pointwise_pass.ways_of(second, middle, weight, bias, other, device).calls.values():
-        yield functools.partial(_in_turn, first, call)
+    products = [product, *pointwise_pass.ways_of(second, middle, weight, bias, other, device).calls.values()]
+    for pair in itertools.product(windows, products):
+        yield functools.partial(_in_turn, *pair)
 
 
 def _in_turn(first: Callable[[], object], second: Callable[[], object]) -> None:
@@ -159,11 +160,11 @@ def _in_turn(first: Callable[[], object], second: Callable[[], object]) -> None:
     second()
 
 
-def _window(
+def _windows(
     shape: Shape, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, device: torch.device
-) -> tuple[Callable[[], object], torch.Tensor]:
-    """A call of the convolution over a window, with what stands between, in a kernel of our own or else the library's;
-    and what it computes. The ReLU before it belongs to the kernel that makes its input.
+) -> tuple[list[Callable[[], object]], torch.Tensor]:
+    """Calls of the convolution over a window, with what stands between, in kernels of our own or else the library's;
+    and what they compute. The ReLU before it belongs to the kernel that makes its input.
     """
     depth, capability = shape.depth, capability_of(device)
 
@@ -172,16 +173,13 @@ def _window(
         return ACTIVATIONS[shape.between](found) if shape.between else found
 
     middle = library().contiguous(memory_format=torch.channels_last)
+    given = (x, weight, weight if bias is None else bias, middle)
+    activation = None if bias is None else shape.between
     try:
-        if bias is None:
-            kernel = depthwise.compiled(depth, capability)
-        else:
-            one = depthwise_activated.Activated(shape=depth, activation=shape.between)
-            kernel = depthwise_activated.compiled(one, capability)
+        kernels = {tile: depthwise.compiled(depth, tile, capability, activation) for tile in depth.tiles}
     except EngineError:
-        return library, middle
-    given = (x, weight) if bias is None else (x, weight, bias)
-    return lambda: kernel(*given, middle, *depth.sizes), middle
+        return [library], middle
+    return [functools.partial(kernel, *given, *depth.sizes(tile)) for tile, kernel in kernels.items()], middle
 
 
 def _match(product: Node, device: torch.device) -> _Match | None:

@@ -12,6 +12,7 @@ from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.first_calls import without_cudnn
 from nimble_jobs.engine.verify import check
 from nimble_jobs.kernels import depthwise
+from nimble_jobs.kernels.static_triton import capability_of
 from nimble_jobs.planner.forward.build import build_best
 from nimble_jobs.planner.keys.options import BuildOptions
 
@@ -22,7 +23,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning") 
 @pytest.mark.parametrize("channels_last", [True, False])
 @pytest.mark.parametrize(
     ("images", "channels", "side", "kernel", "stride", "dilation"),
-    [(1, 44, 28, 5, 1, 1), (2, 11, 17, 3, 2, 1), (1, 88, 14, 7, 1, 1), (3, 36, 9, 3, 1, 2), (32, 64, 14, 3, 1, 1)],
+    [
+        *((1, 44, 28, 5, 1, 1), (2, 11, 17, 3, 2, 1), (1, 88, 14, 7, 1, 1), (3, 36, 9, 3, 1, 2), (32, 64, 14, 3, 1, 1)),
+        *((1, 96, 33, 7, 2, 1), (2, 22, 13, 5, 2, 2), (1, 1152, 7, 5, 1, 1), (2, 40, 3, 3, 1, 1)),
+    ],
 )
 def test_a_convolution_agrees_with_torch(
     kind: str,
@@ -55,10 +59,11 @@ def test_a_convolution_agrees_with_torch(
         dilation=dilation,
         channels_last=channels_last,
     )
-    major, minor = torch.cuda.get_device_capability(device)
-    found = torch.full_like(exact, float("nan"), dtype=x.dtype, memory_format=form)
-    depthwise.compiled(shape, 10 * major + minor)(x, weight, found, *shape.sizes)
-    assert relative_norm(found, exact) < {"float16": 1e-3, "bfloat16": 1e-2, "float32": 1e-5}[kind]
+    given = (x, weight, weight) if channels_last else (x, weight)
+    for tile in shape.tiles:
+        found = torch.full_like(exact, float("nan"), dtype=x.dtype, memory_format=form)
+        depthwise.compiled(shape, tile, capability_of(device))(*given, found, *shape.sizes(tile))
+        assert relative_norm(found, exact) < {"float16": 1e-3, "bfloat16": 1e-2, "float32": 1e-5}[kind], tile
 
 
 def test_a_schedule_uses_them_and_agrees_with_eager(device: torch.device) -> None:

@@ -54,7 +54,9 @@ def test_a_depthwise_convolution_is_known_by_its_shape(channels_last: bool) -> N
     assert shape is not None
     assert (shape.channels, shape.kernel, shape.stride, shape.padding, shape.dilation) == (12, 5, 1, 2, 1)
     assert shape.channels_last is channels_last
-    assert shape.sizes[:6] == (3, SIDE, SIDE, SIDE, SIDE, SIDE * SIDE * (1 if channels_last else 12))
+    sizes = [(3, SIDE, SIDE, SIDE, SIDE, patches, 2) for patches in (2 * SIDE, SIDE)]  # of four and of eight columns
+    of_places = (3, SIDE, SIDE, SIDE, SIDE, 12 * SIDE * SIDE, 1, 2, 1)
+    assert [shape.sizes(tile) for tile in shape.tiles] == (sizes if channels_last else [of_places])
 
 
 def test_everything_else_stays_as_it_is() -> None:
@@ -82,8 +84,9 @@ def test_equal_sizes_with_another_unit_are_another_kernel() -> None:
     """Twelve channels are three units of four; three channels are three of one."""
     twelve, three = (depthwise.shape_of(_task(channels)) for channels in (12, 3))
     assert twelve is not None and three is not None  # noqa: PT018
-    assert twelve.sizes == three.sizes
-    assert twelve.name != three.name
+    (tile, *_) = twelve.tiles
+    assert twelve.sizes(tile) == three.sizes(tile)
+    assert twelve.name(tile) != three.name(tile)
 
 
 def test_what_triton_cannot_compile_is_an_error_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +97,7 @@ def test_what_triton_cannot_compile_is_an_error_of_the_engine(monkeypatch: pytes
     assert shape is not None
     monkeypatch.setattr("triton.compile", fails)
     with pytest.raises(EngineError, match=r"Triton cannot compile the kernel .*: ValueError: no such target$"):
-        depthwise.compiled(shape, 90)
+        depthwise.compiled(shape, "4x4x16", 91)  # of which no test has compiled one
 
 
 def test_the_recording_of_another_device_stays_as_it_is() -> None:
@@ -106,16 +109,17 @@ def test_a_faster_kernel_takes_the_task_over(monkeypatch: pytest.MonkeyPatch) ->
     task = _task()
     asked = []
 
-    def faster(shape: depthwise.Shape, settings: object, device: torch.device) -> object:
+    def fastest(shape: depthwise.Shape, settings: object, device: torch.device) -> str | None:
         asked.append(settings)
-        return depthwise.compiled(shape, 90) if len(asked) == 1 else None
+        return "8x8x32" if len(asked) == 1 else None
 
-    monkeypatch.setattr(depthwise, "_faster", faster)
+    monkeypatch.setattr(depthwise, "capability_of", lambda _: 90)
+    monkeypatch.setattr(depthwise, "_fastest", fastest)
     found = depthwise.with_own_depthwise(_recording(task), torch.device("cuda", 0))
     (ours,) = found.program.tasks
     (name,) = found.kernels
-    assert ours.op == name == "triton.depthwise3.float16.last.8.2x6x6x6x6x36x1x1x1"
-    assert ours.args[:3] == (*task.args[:2], task.kwargs[0][1])
+    assert ours.op == name == "triton.depthwise3.float16.last.8x6x6x6x6x36x1x1x1.8x8x32"
+    assert ours.args == (*task.args[:2], task.args[1], task.kwargs[0][1], 2, 6, 6, 6, 6, 6, 1)
     assert (ours.reads, ours.writes, ours.mutates) == (task.reads, task.writes, task.mutates)
     assert ours.source == task.source
     assert asked == [("cudnn_convolution", ((1, 1), (1, 1), (1, 1), 8, False, False, True))]
@@ -128,9 +132,9 @@ def test_what_is_recorded_again_has_our_kernels_where_it_had_them(monkeypatch: p
     """A schedule whose kernels are compiled again: a new measurement must not make it another program."""
     gpu, task = torch.device("cuda", 0), _task()
     monkeypatch.setattr(depthwise, "capability_of", lambda _: 90)
-    monkeypatch.setattr(depthwise, "_faster", lambda shape, *_: depthwise.compiled(shape, 90))
+    monkeypatch.setattr(depthwise, "_fastest", lambda shape, *_: shape.tiles[-1])
     ours = depthwise.with_own_depthwise(_recording(task), gpu).program
-    monkeypatch.delattr(depthwise, "_faster")
+    monkeypatch.delattr(depthwise, "_fastest")
     again = depthwise.with_own_depthwise(_recording(task), gpu, like=ours)
     assert again.program == ours
     assert list(again.kernels) == [ours.tasks[0].op]
@@ -140,9 +144,9 @@ def test_what_is_recorded_again_has_our_kernels_where_it_had_them(monkeypatch: p
 
 def test_the_machine_code_can_be_stored() -> None:
     shapes = [depthwise.shape_of(_task(channels, 3)) for channels in (8, 12)]
-    kernels = [depthwise.compiled(shape, 90) for shape in shapes if shape is not None]
-    assert kernels[0].arg_types.startswith("OOOiiiiiiiii")
-    assert kernels[0].grid == (5, 1, 1)
+    kernels = [depthwise.compiled(shape, "4x4x16", 90) for shape in shapes if shape is not None]
+    assert kernels[0].arg_types.startswith("OOOOiiiiiii")
+    assert kernels[0].grid == (3, 1, 1)
     packed = pack({k.name: k for k in kernels})
     assert packed is not None
     described, binaries = packed
@@ -179,12 +183,12 @@ RUN = """
 import sys, torch
 import triton
 from nimble_jobs.kernels import depthwise_triton
-from nimble_jobs.kernels.depthwise import Shape
+from nimble_jobs.kernels.depthwise import Shape, constants
 for channels_last in (True, False):
     form = torch.channels_last if channels_last else torch.contiguous_format
     for images, channels, kernel, stride, padding, dilation, side in (
         (1, 8, 3, 1, 1, 1, 6), (2, 5, 5, 2, 2, 1, 7), (1, 36, 3, 1, 2, 2, 5), (1, 12, 2, 1, 0, 1, 4),
-        (1, 4, 7, 1, 3, 1, 5)
+        (1, 4, 7, 1, 3, 1, 5), (1, 6, 2, 3, 0, 1, 17), (1, 40, 3, 2, 2, 2, 11)
     ):
         x = torch.randn(images, channels, side, side).contiguous(memory_format=form)
         weight = torch.randn(channels, 1, kernel, kernel)
@@ -197,14 +201,14 @@ for channels_last in (True, False):
             out_width=out.shape[3], kernel=kernel, stride=stride, padding=padding, dilation=dilation,
             channels_last=channels_last,
         )
-        places, across, warps = shape.tile
         function = (
             depthwise_triton.depthwise_channels_last if channels_last else depthwise_triton.depthwise_contiguous
         )
-        function[shape.grid](
-            x, weight, out, *shape.sizes, KERNEL=kernel, UNIT=shape.unit, PLACES=places, CHANNELS=across
-        )
-        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
+        given = (x, weight, weight) if channels_last else (x, weight)
+        for tile in shape.tiles:
+            out.fill_(float("nan"))
+            function[shape.grid(tile)](*given, out, *shape.sizes(tile), **constants(shape, tile))
+            torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 print("equal")
 """
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from nimble_jobs.engine import measure
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.kernels import depthwise_activated, depthwise_pass
@@ -15,9 +16,9 @@ from nimble_jobs.kernels.activations import ACTIVATIONS
 from nimble_jobs.kernels.choices import Choices, using
 from nimble_jobs.kernels.depthwise import Shape
 from nimble_jobs.kernels.depthwise_activated import OPERATOR, Activated, launched, wanted_as_in
-from nimble_jobs.kernels.depthwise_pass import is_faster
+from nimble_jobs.kernels.depthwise_pass import fastest
 from nimble_jobs.kernels.own_kernels import put_in_place
-from tests.kernel_trials import interpreted, rewritten
+from tests.kernel_trials import interpreted, rewritten, timed_as
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 # torch's own compiler warns of torch.jit, which it imports
@@ -54,8 +55,8 @@ def test_they_are_seen_and_compute_the_same() -> None:
     seen: list[Activated] = []
 
     def change(graph: torch.fx.Graph) -> None:
-        assert depthwise_pass.rewrite(graph, CPU, lambda *_: False) == 0
-        assert depthwise_pass.rewrite(graph, CPU, lambda one, _: seen.append(one) or True) == 4  # type: ignore[func-returns-value]
+        assert depthwise_pass.rewrite(graph, CPU, lambda *_: None) == 0
+        assert depthwise_pass.rewrite(graph, CPU, lambda one, _: seen.append(one) or one.tiles[0]) == 4  # type: ignore[func-returns-value]
 
     out = rewritten(module, x.clone(), change=change)
     with torch.no_grad():
@@ -72,7 +73,7 @@ class Operator(nn.Module):
         self.conv = nn.Conv2d(12, 12, 3, groups=12)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return OPERATOR(x, self.conv.weight, self.conv.bias, 2, 1, 1, "silu")
+        return OPERATOR(x, self.conv.weight, self.conv.bias, 2, 1, 1, "silu", "4x4x16")
 
 
 def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,14 +91,14 @@ def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch) ->
             assert after == before
             continue
         ours = put_in_place(recording, GPU, launched)
-        assert list(ours.kernels) == [after.op] == ["triton.depthwise3.float32.last.12.3x9x9x5x5x25x2x1x1.silu"]
+        assert list(ours.kernels) == [after.op] == ["triton.depthwise3.float32.last.12x9x9x5x5x25x2x1x1.4x4x16.silu"]
         assert after.args[:4] == (*before.args[:3], before.outputs)
         assert (after.reads, after.writes, after.mutates) == (before.reads, before.writes, before.writes)
         assert pack(ours.kernels) is not None
         one = depthwise_activated.activated_of(before)
         assert one is not None
-        assert wanted_as_in(ours.program)(one, GPU)
-        assert not wanted_as_in(recording.program)(one, GPU)
+        assert wanted_as_in(ours.program)(one, GPU) == "4x4x16"
+        assert wanted_as_in(recording.program)(one, GPU) is None
 
 
 ONE = Activated(
@@ -119,25 +120,41 @@ ONE = Activated(
 )
 
 
-@pytest.mark.parametrize(("ours_us", "agrees", "chosen"), [(9.4, True, True), (9.6, True, False), (1.0, False, False)])
+@pytest.mark.parametrize(
+    ("ours_us", "wrong", "chosen"),
+    [
+        ((9.6, 9.4), (), "8x8x32"),
+        ((9.4, 9.3), ("8x8x32",), "4x4x16"),
+        ((9.6, 9.6), (), None),
+        ((1.0, 1.0), ("4x4x16", "8x8x32"), None),
+    ],
+)
 def test_ours_must_be_faster_and_agree(
-    monkeypatch: pytest.MonkeyPatch, ours_us: float, agrees: bool, chosen: bool
+    monkeypatch: pytest.MonkeyPatch, ours_us: tuple[float, float], wrong: tuple[str, ...], chosen: str | None
 ) -> None:
     """The choice is one that later builds find."""
-    monkeypatch.setattr(depthwise_pass, "compiled", lambda *_: None)
+
+    def compiled(one: Activated, tile: str, _: int) -> Callable[..., None]:
+        def kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor, *sizes: int) -> None:
+            assert sizes == one.shape.sizes(tile)
+            out.copy_(OPERATOR(x, weight, bias, 1, 1, 1, one.activation, tile) + (tile in wrong))
+
+        return kernel
+
+    monkeypatch.setattr(depthwise_pass, "compiled", compiled)
     monkeypatch.setattr(depthwise_pass, "capability_of", lambda _: 90)
-    monkeypatch.setattr(measure, "kernel_times_us", lambda calls, _: [calls[0]() is None or 10.0, ours_us])
-    monkeypatch.setattr(depthwise_pass, "relative_norm", lambda *_: 0.0 if agrees else 1.0)
+    timed_as(monkeypatch, [10.0, *(us for us, tile in zip(ours_us, ONE.tiles, strict=True) if tile not in wrong)])
     with using(Choices()) as choices:
-        assert is_faster(ONE, CPU) is chosen
+        assert fastest(ONE, CPU) == chosen
     (made,) = choices.made()
     assert made.times.task.endswith("channels-last, 1x8x6x6 to 6x6, then bias and relu6")
+    assert [way for way, _ in made.times.failed] == list(wrong)
 
 
 _INTERPRETED = """
 import torch
 from nimble_jobs.kernels import depthwise_triton
-from nimble_jobs.kernels.depthwise import Shape
+from nimble_jobs.kernels.depthwise import Shape, constants
 from nimble_jobs.kernels.activations import ACTIVATIONS
 from nimble_jobs.kernels.depthwise_activated import OPERATOR
 
@@ -149,12 +166,12 @@ for number, activation in enumerate(ACTIVATIONS):
     x = torch.randn(2, 20, 7, 5).half().contiguous(memory_format=torch.channels_last)
     x[1, 3, 2, 1] = float("nan")
     weight, bias = torch.randn(20, 1, 3, 3).half(), torch.randn(20).half()
-    expected = OPERATOR(x.float(), weight.float(), bias.float(), stride, 1, 1, activation)
-    out = torch.full_like(expected, float("nan"), dtype=torch.float16)
-    places, channels, _ = shape.tile
-    constants = dict(KERNEL=3, UNIT=shape.unit, PLACES=places, CHANNELS=channels, ACTIVATION=number)
-    depthwise_triton.depthwise_activated[shape.grid](x, weight, bias, out, *shape.sizes, **constants)
-    torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3, equal_nan=True)
+    expected = OPERATOR(x.float(), weight.float(), bias.float(), stride, 1, 1, activation, "")
+    for tile in ("4x4x16", "8x8x32"):
+        out = torch.full_like(expected, float("nan"), dtype=torch.float16)
+        given = (x, weight, bias, out, *shape.sizes(tile))
+        depthwise_triton.depthwise_channels_last[shape.grid(tile)](*given, **constants(shape, tile, activation))
+        torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3, equal_nan=True)
 print("equal")
 """
 

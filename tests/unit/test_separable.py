@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,6 @@ from torch import nn
 from torch.nn import functional
 
 from nimble_jobs.bench.zoo.cells import DilatedSeparable, Separable
-from nimble_jobs.engine import measure
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.errors import EngineError
@@ -20,7 +20,7 @@ from nimble_jobs.kernels.choices import Choices, using
 from nimble_jobs.kernels.own_kernels import put_in_place
 from nimble_jobs.kernels.separable import OPERATOR, Shape, launched, wanted_as_in
 from nimble_jobs.planner.sources.fold import folded
-from tests.kernel_trials import interpreted, rewritten
+from tests.kernel_trials import interpreted, rewritten, timed_as
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 # torch's own compiler warns of torch.jit, which it imports
@@ -232,22 +232,17 @@ def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch, on
 def test_the_fastest_tile_must_be_faster_than_two_kernels(
     monkeypatch: pytest.MonkeyPatch, times: list[float], wrong: int | None, tile: int | None, one: Shape
 ) -> None:
-    """The choice is one that later builds find. There is a pair with the library's product and one with our own."""
+    """The choice is one that later builds find. There is a pair with the library's product and one with our own.
+
+    The window's kernel without bias does not compile.
+    """
     norms = iter(1.0 if i == wrong else 0.0 for i in range(len(one.tiles)))
     monkeypatch.setattr(separable_pass, "compiled", lambda *_: lambda *_: None)
-    monkeypatch.setattr(separable_pass.depthwise, "compiled", _does_not_compile)
-    monkeypatch.setattr(separable_pass.depthwise_activated, "compiled", lambda *_: lambda *_: None)
+    monkeypatch.setattr(separable_pass.depthwise, "compiled", _compiles_with_bias)
     monkeypatch.setattr(separable_pass, "capability_of", lambda _: 90)
     monkeypatch.setattr(ways, "relative_norm", lambda *_: next(norms))
     monkeypatch.setattr(pointwise_pass, "ways_of", lambda *_: _OneWay())
-
-    def timed(calls: list[object], _: torch.device) -> list[float]:
-        for call in calls:
-            call()  # type: ignore[operator]
-        assert len(calls) == len(times)
-        return times
-
-    monkeypatch.setattr(measure, "kernel_times_us", timed)
+    timed_as(monkeypatch, times)
     with using(Choices()) as choices:
         assert separable_pass.fastest(one, CPU) == (None if tile is None else one.tiles[tile])
     (made,) = choices.made()
@@ -255,12 +250,30 @@ def test_the_fastest_tile_must_be_faster_than_two_kernels(
     assert made.times.task.endswith(f", then a product to 24 features: {', '.join(one.steps)}")
 
 
+def test_each_tile_of_the_window_is_timed_with_each_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = replace(ONE, depth=replace(DEPTH, width=8, out_width=8), depth_bias=True, between="silu")
+    ran: list[str] = []
+    monkeypatch.setattr(separable_pass, "compiled", lambda *_: lambda *_: None)
+    monkeypatch.setattr(separable_pass.depthwise, "compiled", lambda _, tile, *__: lambda *_: ran.append(tile))
+    monkeypatch.setattr(separable_pass, "capability_of", lambda _: 90)
+    monkeypatch.setattr(ways, "relative_norm", lambda *_: 1.0)
+    monkeypatch.setattr(pointwise_pass, "ways_of", lambda *_: _OneWay())
+    timed_as(monkeypatch, [10.0, 9.0, 8.0, 9.0])
+    with using(Choices()) as choices:
+        assert separable_pass.fastest(wide, CPU) is None
+    assert ran == ["4x4x16", "4x4x16", "8x8x32", "8x8x32"]
+    (made,) = choices.made()
+    assert made.times.times_us == (("library", 8.0),)
+
+
 class _OneWay:
     calls = {"16x32x64": lambda: None}  # noqa: RUF012
 
 
-def _does_not_compile(*_: object) -> None:
-    raise EngineError("does not compile")
+def _compiles_with_bias(*given: object) -> Callable[..., None]:
+    if given[-1] is None:
+        raise EngineError("does not compile")
+    return lambda *_: None
 
 
 _INTERPRETED = """

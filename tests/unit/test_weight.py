@@ -15,8 +15,6 @@ LARGER = {  # FILE or FILE:FUNCTION, below nimble_jobs
     "client.py:submit": "each parameter is an option of a job, given by keyword",
     "kernels/attention_triton.py:_taken_in": "a kernel takes every size and stride by itself",
     "kernels/attention_triton.py:attention": "a kernel takes every size and stride by itself",
-    "kernels/depthwise_triton.py:_sums": "a kernel takes every size and stride by itself",
-    "kernels/depthwise_triton.py:depthwise_activated": "a kernel takes every size and stride by itself",
     "kernels/depthwise_triton.py:depthwise_channels_last": "a kernel takes every size and stride by itself",
     "kernels/depthwise_triton.py:depthwise_contiguous": "a kernel takes every size and stride by itself",
     "kernels/dilated_triton.py:dilated": "a kernel takes every size by itself",
