@@ -77,30 +77,34 @@ class Group:
     @property
     def is_product(self) -> bool:
         """Whether the convolution is a matrix product of the pixels with the weight."""
-        ones = (1, 1)
-        return (
-            self.weight[2:] == ones and self.stride == ones and self.dilation == ones and self.groups == 1
-        ) and not any(self.padding)
+        return self._of_single_pixels and self.stride == self.dilation == (1, 1)
+
+    @property
+    def _of_single_pixels(self) -> bool:
+        return self.weight[2:] == (1, 1) and self.groups == 1 and not any(self.padding)
 
     @property
     def tiles(self) -> tuple[str, ...]:
         """Those of our kernel for pointwise convolutions that are worth trying beside as many copies as tasks are timed
         with now (`measure.copies_at_once`); none if it cannot compute this.
         """
-        possible = self.is_product and self.bias and self.follows in _AS_POINTWISE
+        possible = self._of_single_pixels and len(set(self.stride)) == 1 and self.follows in _AS_POINTWISE
         return self.pointwise.tiles_beside(measure.copies_at_once()) if possible else ()
 
     @property
     def pointwise(self) -> pointwise.Shape:
-        """As `pointwise` calls it, if it is a product with a bias."""
+        """As `pointwise` calls it, if each result is of one pixel."""
         activation, added = _AS_POINTWISE[self.follows]
         return pointwise.Shape(
             dtype=str(self.dtype).removeprefix("torch."),
-            pixels=self.x[0] * self.x[2] * self.x[3],
+            pixels=self.out[0] * self.out[2] * self.out[3],
             inputs=self.x[1],
             features=self.weight[0],
             added=added,
             activation=activation,
+            biased=self.bias,
+            stride=self.stride[0],
+            picture=(self.x[2], self.x[3]) if self.stride[0] > 1 else (0, 0),
         )
 
     @property
@@ -173,7 +177,7 @@ def times_us(group: Group, device: torch.device, without: Without = NOTHING) -> 
         ways["fused"] = lambda: CONVOLUTION_ADD_RELU(x, weight, other, bias, *settings)
     if "product" in allowed:
         ways["product"] = _product(group, x, weight, bias, out, after)
-    if bias is not None and any(way.startswith(POINTWISE) for way in allowed):
+    if any(way.startswith(POINTWISE) for way in allowed):
         shape = group.pointwise
         ours = pointwise_pass.ways_of(shape, x, weight, bias, other if shape.added else None, device)
         ways |= {f"{POINTWISE}{tile}": call for tile, call in ours.calls.items()}

@@ -170,8 +170,9 @@ def _to_product(graph: Graph, match: _Match) -> None:
 
 
 def _to_pointwise(graph: Graph, match: _Match, tile: str) -> None:
-    activation = match.group.pointwise.activation
-    _replace(graph, match.last, pointwise.OPERATOR, *match.convolution.args[:3], match.other, activation, tile)
+    shape = match.group.pointwise
+    given = (*match.convolution.args[:3], match.other)
+    _replace(graph, match.last, pointwise.OPERATOR, *given, shape.stride, shape.activation, tile)
 
 
 def _replace(graph: Graph, node: Node, target: Any, *args: Any) -> None:

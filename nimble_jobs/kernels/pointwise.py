@@ -1,11 +1,12 @@
-"""A pointwise convolution, of single pixels, with bias and activation or a sum in one kernel of our own.
+"""A pointwise convolution, of single pixels, with bias, activation or a sum in one kernel of our own.
 
 Libraries compute a product with bias and ReLU in one kernel, but not with ReLU6, SiLU or Hardswish, as MobileNets and
 EfficientNets have them, nor with bias and the other operand of a residual sum.
 
 An operator computes it in torch. A pass over a compiler's graph (`pointwise_pass`) puts it there where our kernel is
 faster than the library's product with a second kernel; another (`epilogues`) compares it with all that libraries have
-for a bias alone, for ReLU, and for a sum with ReLU. In the recording our kernel takes its place.
+for nothing more, for a bias alone, for ReLU, and for a sum with ReLU, also where pixels are left out. In the recording
+our kernel takes its place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -27,7 +29,8 @@ from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, aligned, capa
 from nimble_jobs.schedule import Program, Task, View
 
 PREFIX = "triton.pointwise"
-UNIT = 8  # values of 16 bits that are read at once
+_UNIT = 8  # values of 16 bits that are read at once at most
+_LEAST = 2  # values read at once that are worth trying
 MOST_PIXELS = 1 << 15  # beyond that the product itself is what takes long
 TILES = {  # by name: blocks of pixels, features and inputs, warps, stages
     "128x64x32": (128, 64, 32, 4, 3),
@@ -43,15 +46,21 @@ _NAMESPACE = "nimble_jobs"
 
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
 _LIBRARY.define(
-    "pointwise(Tensor x, Tensor weight, Tensor bias, Tensor? other, str activation, str tile) -> Tensor",
+    "pointwise(Tensor x, Tensor weight, Tensor? bias, Tensor? other, int stride, str activation, str tile) -> Tensor",
     tags=(torch.Tag.needs_exact_strides,),
 )
 
 
 def _computed(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, other: torch.Tensor | None, activation: str, tile: str
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    other: torch.Tensor | None,
+    stride: int,
+    activation: str,
+    tile: str,
 ) -> torch.Tensor:
-    found = functional.conv2d(x, weight, bias)
+    found = functional.conv2d(x, weight, bias, stride)
     found = found if other is None else found + other
     found = ACTIVATIONS[activation](found) if activation else found
     return found.contiguous(memory_format=torch.channels_last)
@@ -68,20 +77,30 @@ class Shape:
     """Everything that decides its time."""
 
     dtype: str  # torch's name without the prefix
-    pixels: int  # of all images
+    pixels: int  # of all results
     inputs: int
     features: int
     added: bool  # whether there is another operand, of the result's shape
     activation: str  # one of ACTIVATIONS, or empty
+    biased: bool = True
+    stride: int = 1
+    picture: tuple[int, int] = (0, 0)  # height and width of the images, with a stride above 1
 
     @property
     def words(self) -> str:
         """As `explain` calls it."""
-        then = [*(["a sum"] if self.added else []), *([self.activation] if self.activation else [])]
+        strided = f", stride {self.stride}" if self.stride > 1 else ""
+        then = [*(["bias"] if self.biased else []), *(["a sum"] if self.added else []), self.activation]
+        steps = " and ".join(each for each in then if each)
         return (
-            f"pointwise convolution, {self.dtype}, {self.pixels} pixels, {self.inputs} to {self.features}, then bias"
-            f"{''.join(f' and {each}' for each in then)}"
+            f"pointwise convolution, {self.dtype}, {self.pixels} pixels{strided}, {self.inputs} to {self.features}"
+            f"{f', then {steps}' if steps else ''}"
         )
+
+    @property
+    def unit(self) -> int:
+        """How many values are read at once."""
+        return math.gcd(self.inputs, self.features, _UNIT)
 
     @property
     def tiles(self) -> tuple[str, ...]:
@@ -89,7 +108,8 @@ class Shape:
         sizes = sorted((self.pixels, self.inputs, self.features))
         if self.dtype not in ("float16", "bfloat16") or sizes[0] < 1 or self.pixels > MOST_PIXELS:
             return ()
-        if self.inputs % UNIT or self.features % UNIT or sizes[1] * sizes[2] >= MOST:  # of a tensor, also the weight
+        images = self.stride**2 * self.pixels * self.inputs  # about so many elements, and some at their edges
+        if self.unit < _LEAST or max(sizes[1] * sizes[2], 2 * images if self.stride > 1 else 0) >= MOST:
             return ()
 
         return self._best(_TRIED, _BLOCKS, [tile for tile in TILES if tile != _BESIDE_OTHERS])
@@ -117,14 +137,16 @@ class Shape:
         return -(-self.pixels // pixels), -(-self.features // features), 1
 
     @property
-    def sizes(self) -> tuple[int, int, int]:
+    def sizes(self) -> tuple[int, ...]:
         """The kernel's arguments after its tensors."""
-        return self.pixels, self.inputs // UNIT, self.features // UNIT
+        return self.pixels, self.inputs // self.unit, self.features // self.unit, *self.picture
 
     def name(self, tile: str) -> str:
         """The kernel's name, which tells binaries and grids apart."""
-        then = "-".join([*(["sum"] if self.added else []), *([self.activation] if self.activation else [])])
-        return f"{PREFIX}.{self.dtype}.{self.pixels}x{self.inputs}x{self.features}.{then}.{tile}"
+        kinds = {"unbiased": not self.biased, "sum": self.added, self.activation: bool(self.activation)}
+        then = "-".join(kind for kind, there in kinds.items() if there)
+        strided = f"x{self.stride}x{'x'.join(map(str, self.picture))}" if self.stride > 1 else ""
+        return f"{PREFIX}.{self.dtype}.{self.pixels}x{self.inputs}x{self.features}{strided}.{then}.{tile}"
 
 
 Wanted = Callable[[Shape, torch.device], str | None]  # with which tile our kernel is to compute a shape; None: not
@@ -143,33 +165,41 @@ def launched(task: Task, device: torch.device) -> Launched | None:
     shape = shape_of(task)
     if shape is None:
         return None
-    x, weight, bias, other, _, tile = task.args
+    *given, _, _, tile = task.args
     kernel = compiled(shape, str(tile), capability_of(device))
-    return Launched(kernel=kernel, given=(x, weight, bias, x if other is None else other), sizes=shape.sizes)
+    return Launched(kernel=kernel, given=tensors_of(*given), sizes=shape.sizes)
+
+
+def tensors_of(x: Any, weight: Any, bias: Any, other: Any) -> tuple[Any, ...]:
+    """What the kernel is given before the output: others stand in for what it does not read."""
+    return x, weight, weight if bias is None else bias, x if other is None else other
 
 
 def shape_of(task: Task) -> Shape | None:
     """What a task of the operator computes, if our kernel can; None for any other task."""
     if task.op != str(OPERATOR):
         return None
-    x, weight, bias, other, activation, tile = task.args
+    x, weight, bias, other, stride, activation, tile = task.args
     out = task.outputs
-    if not all(isinstance(each, View) for each in (x, weight, bias, out)):
+    if not (isinstance(x, View) and isinstance(weight, View) and isinstance(out, View) and isinstance(stride, int)):
         return None
-    assert isinstance(x, View) and isinstance(weight, View) and isinstance(bias, View) and isinstance(out, View)  # noqa: PT018
     images = [x, out, *([other] if isinstance(other, View) else [])]
     if not all(lies(each, channels_last=True) for each in images) or not lies(weight, channels_last=False):
         return None
-    same = len({each.dtype for each in (*images, weight, bias)}) == 1
-    if not (same and bias.stride == (1,) and aligned(bias)):
+    biases = [bias] if isinstance(bias, View) else []
+    same = len({each.dtype for each in (*images, weight, *biases)}) == 1
+    if not (same and all(each.stride == (1,) and aligned(each) for each in biases)):
         return None
     shape = Shape(
         dtype=x.dtype,
-        pixels=x.shape[0] * x.shape[2] * x.shape[3],
+        pixels=out.shape[0] * out.shape[2] * out.shape[3],
         inputs=x.shape[1],
         features=weight.shape[0],
         added=other is not None,
         activation=str(activation),
+        biased=bias is not None,
+        stride=stride,
+        picture=(x.shape[2], x.shape[3]) if stride > 1 else (0, 0),
     )
     return shape if tile in TILES and shape.tiles else None
 
@@ -202,10 +232,12 @@ def constants(shape: Shape, tile: str) -> dict[str, int]:
     """Of the kernel."""
     pixels, features, inputs, _, _ = TILES[tile]
     return {
-        "UNIT": UNIT,
+        "UNIT": shape.unit,
         "PIXEL_BLOCK": pixels,
         "FEATURE_BLOCK": features,
         "INPUT_BLOCK": inputs,
+        "STRIDE": shape.stride,
+        "BIASED": int(shape.biased),
         "ADDED": int(shape.added),
         "ACTIVATION": list(ACTIVATIONS).index(shape.activation) if shape.activation else -1,
     }

@@ -19,7 +19,7 @@ from nimble_jobs.engine.measure import copies_at_once
 from nimble_jobs.kernels import choices
 from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of
 from nimble_jobs.kernels.fx_nodes import between, comes_before, fixed_example, only_reads
-from nimble_jobs.kernels.pointwise import OPERATOR, Shape, Wanted, code_digest, compiled
+from nimble_jobs.kernels.pointwise import OPERATOR, Shape, Wanted, code_digest, compiled, tensors_of
 from nimble_jobs.kernels.static_triton import capability_of
 from nimble_jobs.kernels.ways import Ways
 from nimble_jobs.task_times import TaskTimes
@@ -56,7 +56,7 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
         if match is None or tile is None:
             continue
         with graph.inserting_before(match.at):
-            made = graph.call_function(OPERATOR, (*match.given, match.shape.activation, tile))
+            made = graph.call_function(OPERATOR, (*match.given, match.shape.stride, match.shape.activation, tile))
         made.meta = dict(last.meta)
         last.replace_all_uses_with(made)
         for node in match.replaced:
@@ -106,7 +106,7 @@ def ways_of(
     shape: Shape,
     x: torch.Tensor,
     weight: torch.Tensor,
-    bias: torch.Tensor,
+    bias: torch.Tensor | None,
     other: torch.Tensor | None,
     device: torch.device,
 ) -> Ways:
@@ -114,13 +114,13 @@ def ways_of(
 
     Those that do not compute what torch computes are left out.
     """
-    theirs = OPERATOR(x, weight, bias, other, shape.activation, "")
+    theirs = OPERATOR(x, weight, bias, other, shape.stride, shape.activation, "")
     out = torch.empty_like(theirs)
 
     def ours(tile: str) -> Callable[[], Any]:
         out.fill_(float("nan"))
         kernel = compiled(shape, tile, capability_of(device))
-        return lambda: kernel(x, weight, bias, x if other is None else other, out, *shape.sizes)
+        return lambda: kernel(*tensors_of(x, weight, bias, other), out, *shape.sizes)
 
     ways = Ways(shape.dtype)
     for tile in shape.tiles_beside(copies_at_once()):

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from nimble_jobs.kernels.activations_triton import activated
 
-SIZES = ("pixels", "input_units", "feature_units")
+SIZES = ("pixels", "input_units", "feature_units", "height", "width")
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -26,28 +26,43 @@ def pointwise(
     pixels,
     input_units,
     feature_units,
+    height,
+    width,
     UNIT: tl.constexpr,
     PIXEL_BLOCK: tl.constexpr,
     FEATURE_BLOCK: tl.constexpr,
     INPUT_BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr,
+    BIASED: tl.constexpr,
     ADDED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """x [pixels, inputs], weight [features, inputs], out and, with ADDED, other [pixels, features]."""
+    """x [pixels, inputs], weight [features, inputs], out and, with ADDED, other [pixels, features].
+
+    With a STRIDE above 1, x are images [height, width, inputs], of which every so many rows and columns are read.
+    """
     inputs = input_units * UNIT
     features = feature_units * UNIT
     pixel = tl.program_id(0) * PIXEL_BLOCK + tl.arange(0, PIXEL_BLOCK)
     feature = tl.program_id(1) * FEATURE_BLOCK + tl.arange(0, FEATURE_BLOCK)
     exist = (pixel < pixels)[:, None]
+    place_in_x = pixel
+    if STRIDE > 1:
+        across = tl.cdiv(width, STRIDE)
+        line = pixel // across
+        down = tl.cdiv(height, STRIDE)
+        row = line // down * height + line % down * STRIDE
+        place_in_x = row * width + pixel % across * STRIDE
     wanted = feature < features
     total = tl.zeros((PIXEL_BLOCK, FEATURE_BLOCK), tl.float32)
     for start in range(0, inputs, INPUT_BLOCK):
         place = start + tl.arange(0, INPUT_BLOCK)
         within = place < inputs
-        value = tl.load(x + pixel[:, None] * inputs + place[None, :], mask=exist & within[None, :], other=0.0)
+        value = tl.load(x + place_in_x[:, None] * inputs + place[None, :], mask=exist & within[None, :], other=0.0)
         where = feature[None, :] * inputs + place[:, None]
         total = tl.dot(value, tl.load(weight + where, mask=wanted[None, :] & within[:, None], other=0.0), total)
-    total += tl.load(bias + feature, mask=wanted, other=0.0).to(tl.float32)[None, :]
+    if BIASED:
+        total += tl.load(bias + feature, mask=wanted, other=0.0).to(tl.float32)[None, :]
     where = pixel[:, None] * features + feature[None, :]
     if ADDED:
         total += tl.load(other + where, mask=exist & wanted[None, :], other=0.0).to(tl.float32)

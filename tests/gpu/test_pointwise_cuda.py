@@ -43,6 +43,34 @@ def test_the_kernel_agrees_with_fp64(
     assert relative_norm(out, exact) < {"float16": 1e-3, "bfloat16": 1e-2}[kind]
 
 
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(
+    ("images", "height", "width", "inputs", "features", "stride"), [(1, 83, 83, 168, 84, 2), (3, 7, 10, 96, 42, 3)]
+)
+def test_pixels_are_left_out(
+    tile: str, images: int, height: int, width: int, inputs: int, features: int, stride: int, device: torch.device
+) -> None:
+    """As NASNet does, without a bias. Values are read in fours and in twos."""
+    torch.manual_seed(0)
+    x = torch.randn(images, inputs, height, width, device=device).half().contiguous(memory_format=torch.channels_last)
+    weight = (torch.randn(features, inputs, 1, 1, device=device) * inputs**-0.5).half()
+    exact = functional.conv2d(x.double(), weight.double(), None, stride)
+    shape = Shape(
+        dtype="float16",
+        pixels=exact.numel() // features,
+        inputs=inputs,
+        features=features,
+        added=False,
+        activation="",
+        biased=False,
+        stride=stride,
+        picture=(height, width),
+    )
+    out = torch.full_like(exact, float("nan"), dtype=x.dtype, memory_format=torch.channels_last)
+    compiled(shape, tile, capability_of(device))(x, weight, weight, x, out, *shape.sizes)
+    assert relative_norm(out, exact) < 1e-3
+
+
 @pytest.mark.parametrize("then", ACTIVATIONS)
 def test_nan_stays(then: str, device: torch.device) -> None:
     """In its pixel, and nowhere else."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -54,7 +57,7 @@ class Unseen(nn.Module):
         self.wide = nn.Conv2d(16, 16, 3, padding=1)
         self.strided = nn.Conv2d(16, 16, 1, stride=2)
         self.plain, self.summed, self.twice, self.spread, self.written = (nn.Conv2d(16, 16, 1) for _ in range(5))
-        self.turned, self.biased, self.odd = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 12, 1)
+        self.turned, self.biased, self.odd = nn.Conv2d(16, 16, 1), nn.Conv2d(16, 16, 1), nn.Conv2d(16, 13, 1)
         self.left, self.right, self.method, self.inplace = (nn.Conv2d(16, 16, 1) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -127,11 +130,12 @@ def test_shapes_that_are_worth_a_try() -> None:
     assert shape(pixels=49, inputs=960, features=160, added=True, then="").tiles == ("16x32x64", "32x32x64")
     assert shape().grid("16x32x64") == (1, 1, 1)
     assert shape(added=True, then="silu").tiles
-    for other in (shape(inputs=12), shape(features=20), shape(pixels=1 << 16)):
+    for other in (shape(inputs=13), shape(features=21), shape(pixels=1 << 16)):
         assert not other.tiles
     assert shape(pixels=8, inputs=1 << 15, features=(1 << 16) - 8).tiles
     assert not shape(pixels=8, inputs=1 << 15, features=1 << 16).tiles, "32 bits cannot count its weights"
     assert not Shape(dtype="float32", pixels=8, inputs=8, features=8, added=False, activation="silu").tiles
+    assert [shape(features=features).unit for features in (8, 12, 42)] == [8, 4, 2]
 
 
 GROUP = Group(  # a convolution whose products are those of the next tests
@@ -153,13 +157,34 @@ def test_beside_copies_larger_tiles_are_tried() -> None:
     one = shape(pixels=441, inputs=336, features=336, then="")
     assert one.tiles == one.tiles_beside(1) == ("32x32x64", "16x32x64")
     assert one.tiles_beside(4) == ("64x64x64", "64x32x32", "128x64x32")
-    assert shape(inputs=12).tiles_beside(4) == ()
+    assert shape(inputs=13).tiles_beside(4) == ()
     module = Operator(added=False, tile="64x64x64").eval().bfloat16()
     x = torch.randn(1, 16, 4, 3).bfloat16().contiguous(memory_format=torch.channels_last)
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(pointwise, "capability_of", lambda _: 90)
         ours = put_in_place(record(module, {"x": x}, state_of(module), CPU, module), GPU, launched)
     assert wanted_as_in(ours.program)(shape(features=16, then="silu"), GPU) == "64x64x64"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"stride": (2, 2), "out": (1, 336, 11, 11)}, "121 pixels, stride 2, 336 to 336, then bias and relu"),
+        ({"bias": False, "follows": "nothing"}, "441 pixels, 336 to 336"),
+        ({"weight": (42, 336, 1, 1), "out": (1, 42, 21, 21)}, "441 pixels, 336 to 42, then bias and relu"),
+        ({"padding": (1, 1)}, None),
+        ({"stride": (2, 1)}, None),
+        ({"groups": 2}, None),
+        ({"weight": (336, 336, 3, 3)}, None),
+        ({"follows": "add"}, None),
+    ],
+)
+def test_convolutions_of_single_pixels_can_be_ours(change: dict[str, Any], words: str | None) -> None:
+    """Also those that leave pixels out, and without a bias."""
+    group = replace(GROUP, **change)
+    assert bool(group.tiles) == (words is not None)
+    if words is not None:
+        assert group.pointwise.words == f"pointwise convolution, bfloat16, {words}"
 
 
 def test_the_tiles_that_are_timed_are_those_for_so_many_copies(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +211,18 @@ class Operator(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         other, then = (x, "") if self.added else (None, "silu")
-        return OPERATOR(x, self.layer.weight, self.layer.bias, other, then, self.tile)
+        return OPERATOR(x, self.layer.weight, self.layer.bias, other, 1, then, self.tile)
+
+
+class Strided(nn.Module):
+    """The operator without a bias, over every second pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(16, 42, 1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return OPERATOR(x, self.layer.weight, None, None, 2, "", "32x32x64")
 
 
 @pytest.mark.parametrize("added", [False, True])
@@ -204,11 +240,24 @@ def test_our_kernel_takes_the_operators_task(monkeypatch: pytest.MonkeyPatch, ad
     (before,), (after,) = recording.program.tasks, ours.program.tasks
     one = shape(features=16, added=added, then="" if added else "silu")
     assert list(ours.kernels) == [after.op] == [one.name("16x32x64")]
-    assert after.args == (*before.args[:3], before.args[0], before.outputs, 12, 2, 2)
+    assert after.args == (*before.args[:3], before.args[0], before.outputs, 12, 2, 2, 0, 0)
     assert (after.reads, after.writes, after.mutates) == (before.reads, before.writes, before.writes)
     assert pack(ours.kernels) is not None
     assert wanted_as_in(ours.program)(one, GPU) == "16x32x64"
     assert wanted_as_in(recording.program)(one, GPU) is None
+
+
+def test_our_kernel_leaves_pixels_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Strided().eval().bfloat16()
+    monkeypatch.setattr(pointwise, "capability_of", lambda _: 90)
+    x = torch.randn(2, 16, 5, 3).bfloat16().contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        ours = put_in_place(record(module, {"x": x}, state_of(module), CPU, module), GPU, launched)
+    (task,) = ours.program.tasks
+    assert task.op == "triton.pointwise.bfloat16.12x16x42x2x5x3.unbiased.32x32x64"
+    image, weight, *stand_ins, out = task.args[:5]
+    assert stand_ins == [weight, image]
+    assert (task.writes, task.args[5:]) == ((out,), (12, 8, 21, 5, 3))
 
 
 @pytest.mark.parametrize(
@@ -248,11 +297,21 @@ for number, activation in enumerate(("relu6", "silu", "hardswish", "", "relu")):
         x, other = (t.contiguous(memory_format=torch.channels_last) for t in (x, other))
         x[1, 3, 2, 1] = float("nan")
         weight, bias = torch.randn(40, 72, 1, 1).half() / 8, torch.randn(40).half()
-        expected = OPERATOR(x.float(), weight.float(), bias.float(), other.float() if added else None, activation, "")
+        exact = (x.float(), weight.float(), bias.float(), other.float() if added else None)
+        expected = OPERATOR(*exact, 1, activation, "")
         out = torch.full_like(other, float("nan"))
         given = (x, weight, bias, other if added else x, out, *shape.sizes)
         pointwise_triton.pointwise[shape.grid(tile)](*given, **constants(shape, tile))
         torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3, equal_nan=True)
+for stride, height, width in ((2, 7, 5), (2, 6, 8), (3, 7, 4)):
+    x = torch.randn(2, 36, height, width).half().contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(42, 36, 1, 1).half() / 6
+    expected = OPERATOR(x.float(), weight.float(), None, None, stride, "", "")
+    shape = Shape(dtype="float16", pixels=expected.numel() // 42, inputs=36, features=42, added=False, activation="",
+                  biased=False, stride=stride, picture=(height, width))
+    out = torch.full_like(expected, float("nan"), dtype=torch.float16)
+    pointwise_triton.pointwise[shape.grid(tile)](x, weight, weight, x, out, *shape.sizes, **constants(shape, tile))
+    torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3)
 print("equal")
 """
 
