@@ -31,7 +31,7 @@ TILES_FEW_ROWS = {  # by name: blocks of rows, features and inputs, warps, stage
 }
 TILES_MANY_ROWS = {  # for more; the last number says how many blocks run on one multiprocessor
     "128x256x64": (128, 256, 64, 8, 3, 1),
-    "128x128x64": (128, 128, 64, 4, 3, 2),
+    "128x128x64": (128, 128, 64, 8, 3, 2),
 }
 _MULTIPROCESSORS = 132  # of an H100 or H200
 _GROUP = 8  # blocks of rows that share what they read of the weights
