@@ -2,10 +2,11 @@
 """Time the start of a fresh process up to its first checked replay: without a stored schedule, and with one.
 
     python scripts/bench_start.py [--models resnet18,...] [--device cpu] [--dtype fp32] [--rounds 3] [--phases]
-                                  [--json FILE]
+                                  [--drawn] [--json FILE]
 
 The clock starts once torch and this package are imported and the device answers; it stops after the first batch.
-Models: names of torchvision's, or zoo:NAME for the networks of nimble_jobs.bench.zoo. Each model has a schedule store
+Models: names of torchvision's, or zoo:NAME for the networks of nimble_jobs.bench.zoo. Their weights lie in a file, as
+those of trained models do; with --drawn they are random, and every process draws them. Each model has a schedule store
 of its own. Processes find Python's modules compiled: where torch was installed without, a build that is not counted
 comes first and leaves them in a folder of this run's own.
 
@@ -35,9 +36,10 @@ from nimble_jobs.bench import zoo
 
 
 def make():
-    return zoo.create("{name}")
+    return zoo.create("{name}", drawn={drawn})
 """
 
+WEIGHTS = "weights.safetensors"
 PHASES = {  # functions where they are called from, and the phase that each is
     "nimble_jobs.planner.jobs.prepare:key_parts": "key",
     "nimble_jobs.planner.jobs.building:identity": "key, again after loading",
@@ -70,6 +72,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="fp32", help="fp32, fp16 or bf16 (%(default)s)")
     parser.add_argument("--batch", type=int, default=1, help="records a batch (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="processes that find the schedule (%(default)s)")
+    parser.add_argument("--drawn", action="store_true", help="random weights, drawn by every process")
     parser.add_argument("--phases", action="store_true", help="the seconds of each phase of a start, too")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--child", nargs=2, metavar=("MODEL", "HOME"), help=argparse.SUPPRESS)
@@ -86,10 +89,39 @@ def main() -> int:
     return 0 if all(row["hits"] == ["miss", *["stored"] * options.rounds] for row in rows) else 1
 
 
+def write_weights(model: str, file: Path) -> None:
+    """Random ones, under which fp16 does not overflow if the zoo has the network."""
+    import torch
+    from safetensors.torch import save_file
+
+    from nimble_jobs.bench import zoo
+    from nimble_jobs.models.torchvision_import import import_torchvision
+
+    name = model.removeprefix("zoo:")
+    if name in zoo.ZOO or name in zoo.MORE:
+        module = zoo.create(name)
+    else:
+        import_torchvision()
+        from torchvision.models import get_model
+
+        torch.manual_seed(0)
+        module = get_model(name, weights=None)
+    save_file(module.state_dict(), file)
+
+
 def child(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
     """What a process of its own says about its start."""
     settings = ["--device", options.device, "--dtype", options.dtype, "--batch", str(options.batch)]
-    command = [sys.executable, __file__, *settings, *["--phases"] * options.phases, "--child", model, home]
+    command = [
+        sys.executable,
+        __file__,
+        *settings,
+        *["--phases"] * options.phases,
+        *["--drawn"] * options.drawn,
+        "--child",
+        model,
+        home,
+    ]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -98,12 +130,15 @@ def child(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
 def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
     """One process that builds the schedule, and several that find it."""
     with tempfile.TemporaryDirectory(prefix="nimble-jobs-") as home:
+        if not options.drawn:
+            write_weights(model, Path(home) / WEIGHTS)
         found = [child(model, home, options) for _ in range(1 + options.rounds)]
     miss, stored = found[0], found[1:]
     row = {
         "model": model,
         "dtype": options.dtype,
         "batch": options.batch,
+        "weights": "drawn" if options.drawn else "from a file",
         "hits": [f["hit"] for f in found],
         "miss_s": miss["start_s"],
         "stored_s": statistics.median(f["start_s"] for f in stored),
@@ -114,9 +149,9 @@ def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
         "environment": miss["environment"],
     }
     print(
-        f"{model} {options.dtype} batch {options.batch}: miss {row['miss_s']:.2f} s, stored {row['stored_s']:.2f} s "
-        f"(of which the model {row['stored_model_s']:.2f} s), {row['miss_s'] / row['stored_s']:.1f}x less; "
-        f"imports before {row['import_s']:.2f} s",
+        f"{model} {options.dtype} batch {options.batch}, weights {row['weights']}: miss {row['miss_s']:.2f} s, stored "
+        f"{row['stored_s']:.2f} s (of which the model {row['stored_model_s']:.2f} s), "
+        f"{row['miss_s'] / row['stored_s']:.1f}x less; imports before {row['import_s']:.2f} s",
         flush=True,
     )
     if options.phases:
@@ -151,10 +186,13 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
     shape: tuple[int, ...] = (3, 224, 224)
     if model.startswith("zoo:"):
         file = Path(home) / "model.py"
-        file.write_text(ZOO.format(name=model.removeprefix("zoo:")))
-        source, shape = f"python:{file}:make", zoo.ZOO[model.removeprefix("zoo:")].input_shape
+        file.write_text(ZOO.format(name=model.removeprefix("zoo:"), drawn=options.drawn))
+        source = f"python:{file}:make"
+        shape = zoo.ZOO[model.removeprefix("zoo:")].input_shape
     request = planner.Request(
-        model=ModelSpec(source=source, dtype=options.dtype),
+        model=ModelSpec(
+            source=source, dtype=options.dtype, weights=None if options.drawn else str(Path(home) / WEIGHTS)
+        ),
         shape=shape,
         dtype="float32",
         batch_size=options.batch,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Self
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -17,6 +18,12 @@ _DRAWS = {
     Tensor.erfinv_,  # of a truncated normal distribution
 }
 _STEPS = {Tensor.mul_, Tensor.add_, Tensor.clamp_}  # steps of a truncated normal distribution, after the draw
+_active = ContextVar("undrawn", default=False)
+
+
+def undrawn() -> bool:
+    """Whether parameters of modules that are built now hold anything."""
+    return _active.get()
 
 
 class Undrawn(TorchFunctionMode):
@@ -29,6 +36,15 @@ class Undrawn(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._last: Tensor | None = None  # whose numbers were not drawn, if nothing else has been done since
+
+    def __enter__(self) -> Self:
+        self._before = _active.set(True)
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch does not say
+        return self
+
+    def __exit__(self, *given: Any) -> None:
+        super().__exit__(*given)  # type: ignore[no-untyped-call]  # torch does not say
+        _active.reset(self._before)
 
     def __torch_function__(
         self,

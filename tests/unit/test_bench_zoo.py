@@ -232,6 +232,24 @@ def test_the_seed_decides_the_weights() -> None:
         assert a(zoo.example("mobilenet_v2")).std() > 0.1
 
 
+@pytest.mark.parametrize("name", ["nasnet_a_mobile", "mobilenet_v2"])
+def test_weights_that_are_not_drawn_are_loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is drawn and the network does not run; with another one's weights it is that one."""
+    drawn, before = zoo.create(name), torch.random.get_rng_state()
+
+    def draws(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "randn", draws)
+        empty = zoo.create(name, drawn=False)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    empty.load_state_dict(drawn.state_dict())
+    x = zoo.example(name)
+    with torch.no_grad():
+        torch.testing.assert_close(empty(x), drawn(x))
+
+
 def test_bert_takes_tokens() -> None:
     """BERT-base has the published size, rounded to 110 M, and answers tokens alone."""
     pytest.importorskip("transformers")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,15 +33,18 @@ class ZooEntry:
     below: int | None = None  # integer inputs are from 0 up to this, exclusive
 
 
-def create(name: str, seed: int = 0) -> nn.Module:
-    """The network on the CPU, in fp32 and eval mode, with random weights that the seed decides.
+def create(name: str, seed: int = 0, *, drawn: bool = True) -> nn.Module:
+    """The network on the CPU, in fp32 and eval mode, with random weights that the seed decides. Those not `drawn` hold
+    anything, and are to be loaded.
 
     The global generator is left as it was found. Raises ModelError for an unknown name or a missing package.
     """
     factory = entry(name).factory
     import torch
 
-    with torch.random.fork_rng(devices=[]):
+    from nimble_jobs.models.undrawn import Undrawn
+
+    with torch.random.fork_rng(devices=[]), nullcontext() if drawn else Undrawn():
         torch.default_generator.manual_seed(seed)
         return factory().eval()
 

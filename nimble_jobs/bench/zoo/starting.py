@@ -7,6 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from nimble_jobs.models.undrawn import undrawn
+
 # A random network answers different noise almost alike: what it adds up is mostly its own mean. A shift below zero lets
 # inputs differ more, and rounding errors with them. With this one outputs of two inputs differ by 2 % or more in
 # relative norm, and fp16 from fp32 by 0.3 % or less.
@@ -21,8 +23,10 @@ def start(module: nn.Module, side: int) -> nn.Module:
     still multiply the scale from cell to cell, so the variance of each batch normalisation is set to the mean square of
     what reaches it when an image of noise, `side` pixels high and wide, runs through the network: one number a layer,
     and no means, because taking means off makes rounding errors grow with depth. A module on the meta device is
-    returned as it is, and so is one without batch normalisation.
+    returned as it is, and so is one without batch normalisation, or whose weights are not drawn.
     """
+    if undrawn():
+        return module
     norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
     if not norms or any(parameter.is_meta for parameter in module.parameters()):
         return module
