@@ -14,7 +14,6 @@ import torch
 from nimble_jobs.bench import zoo
 from nimble_jobs.models.build import build
 from nimble_jobs.spec import ModelSpec
-
 from tests.scripts import load
 
 
