@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from nimble_jobs.errors import ModelError, NimbleError, first_line
 from nimble_jobs.models.build import shapes_only
 from nimble_jobs.models.call_arguments import call_of, signature_of
 from nimble_jobs.models.packed import Packed
+from nimble_jobs.models.pooled import MASK
 from nimble_jobs.models.source import source_of
 from nimble_jobs.packing import Layout
 from nimble_jobs.spec import JobSpec
@@ -82,11 +83,20 @@ def tried(spec: JobSpec, module: nn.Module, reader: Reader, setup: TextSetup | N
 
     Texts are not tried without `setup`.
     """
-    layout: Layout | None = reader.packing
-    if spec.input.format in TEXTS:
-        if setup is None:
-            return Tried(unchecked="no tokenizer is known")
-        layout = setup.layout(min(setup.limit, _TOKENS))
+    if spec.input.format not in TEXTS:
+        return _tried(spec, module, reader, reader.packing)
+    if setup is None:
+        return Tried(unchecked="no tokenizer is known")
+    layout = setup.layout(min(setup.limit, _TOKENS))
+    call = _tried(spec, module, reader, layout)
+    if call.unchecked is not None:  # models of transformers look at the mask's values, but need none
+        unmasked = tuple(part for part in layout.parts if part.path != MASK)
+        again = _tried(spec, module, reader, replace(layout, parts=unmasked))
+        return call if again.outputs is None else again
+    return call
+
+
+def _tried(spec: JobSpec, module: nn.Module, reader: Reader, layout: Layout | None) -> Tried:
     floating = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
     paths: list[str] = []
     if layout is None:

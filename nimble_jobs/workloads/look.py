@@ -121,14 +121,15 @@ def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, setup: TextSetup |
     call = tried(spec, module, reader, setup)
     if call.problem is not None:
         seen.problems.append(call.problem)
-    elif spec.input.format in TEXTS:
+        return
+    if spec.input.format in TEXTS:
         seen.found["shapes"] = "not checked: the shapes of texts are known only once they are tokenized"
     elif call.outputs is None:
         seen.found["shapes"] = f"not checked: {call.unchecked}"
     else:
         seen.found["outputs"] = ", ".join(f"{name} {list(t.shape)}" for name, t in call.outputs.items())
-        if spec.kind == "score" and not pools(spec):  # pooling works on another module than this
-            _fields(spec, call.outputs, seen)
+    if call.outputs is not None and spec.kind == "score" and not pools(spec):  # pooling works on another module
+        _fields(spec, call.outputs, seen)
 
 
 def _fields(spec: JobSpec, outputs: Mapping[str, torch.Tensor], seen: Look) -> None:

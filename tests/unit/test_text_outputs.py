@@ -216,6 +216,37 @@ def test_spans_of_answers(cli: Cli, tmp_path: Path) -> None:
         close(row["end_logits"], expected["end_logits"])
 
 
+@pytest.mark.parametrize(
+    ("cls", "fields", "problem"),
+    [
+        ("BertForSequenceClassification", ["id", "top1_label", "probabilities", "token_count", "logits"], None),
+        ("BertForTokenClassification", ["token_labels", "token_probabilities", "offsets", "logits"], None),
+        ("BertForQuestionAnswering", ["start_logits", "end_logits"], None),
+        ("BertModel", ["pooler_output", "last_hidden_state"], None),
+        ("BertModel", ["embedding"], None),
+        ("BertForSequenceClassification", ["id", "logitz"], "the model returns no 'logitz'; it returns logits"),
+        ("BertModel", ["pooled"], "the model returns no 'pooled'; it returns last_hidden_state, pooler_output"),
+        ("BertForSequenceClassification", ["score"], "score needs a model of one class; this one has 3"),
+    ],
+)
+def test_validate_finds_fields_that_the_model_does_not_have(
+    cls: str, fields: list[str], problem: str | None, cli: Cli, tmp_path: Path
+) -> None:
+    """Before the job runs, with the words of the job."""
+    write_bert(tmp_path / "m", cls=cls, **({"num_labels": 3} if "Class" in cls else {}))
+    if "Class" in cls:
+        rewrite(tmp_path / "m" / "config.json", **NAMES)
+    pooling = {"pooling": "mean"} if "embedding" in fields else {}
+    path = job(tmp_path, fields, **pooling)
+    answer = cli("validate", str(path), "--data")
+    if problem is None:  # other tests run jobs with these
+        assert answer.code == 0, answer.err
+    else:
+        assert answer.code != 0
+        assert f"output.fields: {problem}" in answer.err
+        assert problem in cli("run", str(path)).err
+
+
 def test_sizes_that_equal_a_bucket_by_chance_are_not_cut(cli: Cli, tmp_path: Path) -> None:
     """Two axes of 16: the features of a text are not taken for its tokens."""
     write_bert(tmp_path / "m")
