@@ -26,7 +26,7 @@ class Kernel(StrEnum):
     DEPTHWISE_ACTIVATION = "depthwise-activation", "Depthwise convolutions with bias and activation in one kernel."
     POINTWISE = (
         "pointwise",
-        "Convolutions of single pixels with bias and activation, or a sum, in one kernel of our own.",
+        "Convolutions of single pixels, with a bias, an activation or a sum, in one kernel of our own.",
     )
     SEPARABLE = "separable", "Depthwise-separable convolutions in one kernel of our own instead of two."
     SQUEEZE_EXCITE = "squeeze-excite", "Squeeze-and-excitation in two kernels."

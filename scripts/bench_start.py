@@ -5,10 +5,10 @@
                                   [--drawn] [--json FILE]
 
 The clock starts once torch and this package are imported and the device answers; it stops after the first batch.
-Models: names of torchvision's, or zoo:NAME for the networks of nimble_jobs.bench.zoo. Their weights lie in a file, as
-those of trained models do; with --drawn they are random, and every process draws them. Each model has a schedule store
-of its own. Processes find Python's modules compiled: where torch was installed without, a build that is not counted
-comes first and leaves them in a folder of this run's own.
+Models: names of torchvision's, or zoo:NAME for the networks of nimble_jobs.bench.zoo. Weights are read from a file, as
+for a trained model; with --drawn every process draws random ones. Each model has a schedule store of its own. Processes
+find Python's modules compiled: where torch was installed without, a build that is not counted comes first and leaves
+them in a folder of this run's own.
 
 With --phases, functions of the package are timed, each without the timed ones that it calls; on a GPU the device is
 waited for at every begin and end, so that the sum is a little longer than the start without it.
@@ -40,6 +40,7 @@ def make():
 """
 
 WEIGHTS = "weights.safetensors"
+SIDE = 224  # pixels, of images for torchvision's models
 PHASES = {  # functions where they are called from, and the phase that each is
     "nimble_jobs.planner.jobs.prepare:key_parts": "key",
     "nimble_jobs.planner.jobs.building:identity": "key, again after loading",
@@ -90,22 +91,19 @@ def main() -> int:
 
 
 def write_weights(model: str, file: Path) -> None:
-    """Random ones, under which fp16 does not overflow if the zoo has the network."""
+    """Random ones, which do not let fp16 overflow."""
     import torch
     from safetensors.torch import save_file
 
     from nimble_jobs.bench import zoo
-    from nimble_jobs.models.torchvision_import import import_torchvision
+    from nimble_jobs.bench.zoo.starting import start
+    from nimble_jobs.models import from_torchvision
 
-    name = model.removeprefix("zoo:")
-    if name in zoo.ZOO or name in zoo.MORE:
-        module = zoo.create(name)
+    if model.startswith("zoo:"):
+        module = zoo.create(model.removeprefix("zoo:"))
     else:
-        import_torchvision()
-        from torchvision.models import get_model
-
         torch.manual_seed(0)
-        module = get_model(name, weights=None)
+        module = start(from_torchvision.build(model, {}, None, drawn=True), SIDE)
     save_file(module.state_dict(), file)
 
 
@@ -183,12 +181,12 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
         setattr(torch.cuda, "graph", _timed_block(clock, torch.cuda.graph))  # noqa: B010  # a class for mypy
     ready = time.perf_counter()
     source = f"torchvision:{model}"
-    shape: tuple[int, ...] = (3, 224, 224)
+    shape: tuple[int, ...] = (3, SIDE, SIDE)
     if model.startswith("zoo:"):
         file = Path(home) / "model.py"
         file.write_text(ZOO.format(name=model.removeprefix("zoo:"), drawn=options.drawn))
         source = f"python:{file}:make"
-        shape = zoo.ZOO[model.removeprefix("zoo:")].input_shape
+        shape = zoo.entry(model.removeprefix("zoo:")).input_shape
     request = planner.Request(
         model=ModelSpec(
             source=source, dtype=options.dtype, weights=None if options.drawn else str(Path(home) / WEIGHTS)

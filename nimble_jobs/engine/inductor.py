@@ -31,7 +31,6 @@ _keepers: list[object] = []  # that want the compile processes to stay
 _RECORDED = {
     "allow_buffer_reuse": False,
     "inplace_buffers": False,
-    "realize_reads_threshold": 2,  # a value that several kernels read is stored where computing it takes more reads
     "triton.mix_order_reduction": False,  # its kernels leave part of their work in memory that nothing says they write
     "triton.unique_kernel_names": False,  # machine code lies in files of that name, and is not found where it is long
 }
@@ -45,19 +44,24 @@ def compile_module(
     eager_random: bool = False,
     rewrite: Callable[[torch.fx.Graph], object] | None = None,
     last: Any = None,
+    most_reads: int | None = None,
 ) -> Callable[..., Any]:
     """The module with Inductor's kernels, for fixed shapes and without graph breaks.
 
     With `compiled_before` its kernels are expected in its cache, and no compile processes are started. With
     `eager_random` the same random numbers are drawn as in eager. `rewrite` changes the graph of torch's functions
-    before Inductor sees it, and `last`, a `graph_pass`, that of operators before Inductor makes kernels. Raises
-    CannotRecord, at the first call, where the module cannot be compiled whole.
+    before Inductor sees it, and `last`, a `graph_pass`, that of operators before Inductor makes kernels. `most_reads`:
+    a value that several kernels need is stored if computing it takes more reads than this; without it, each kernel
+    computes the value anew up to four reads. Raises CannotRecord, at the first call, where the module cannot be
+    compiled whole.
     """
     options: dict[str, Any] = dict(_RECORDED)
     if max_autotune:
         options |= {"max_autotune": True}
     if eager_random:
         options |= {"fallback_random": True}
+    if most_reads is not None:
+        options |= {"realize_reads_threshold": most_reads}
     if last is not None:
         options |= {"post_grad_custom_post_pass": last}
     forget_compiled()

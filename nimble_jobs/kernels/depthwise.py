@@ -7,6 +7,7 @@ a second. Our kernels are compiled once and stored as machine code, like Inducto
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,21 +38,21 @@ KERNELS = (1, 2, 3, 4, 5, 7)  # side lengths; loops are unrolled, so larger kern
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """What a block of a kernel computes, and by how many warps."""
+    """What a block computes in the channels-last format, and by how many warps."""
 
-    columns: int  # that a thread computes, of one row of the output
-    patches: int  # of so many columns; in the contiguous format, places
+    columns: int  # of a patch, which a thread computes
+    patches: int
     channels: int
     warps: int
-    unrolled: int  # up to this side length of a kernel, the loop over its rows is unrolled
+    unrolled: int  # up to this side length of a kernel without dilation, the loop over its rows is unrolled
 
 
-TILES = {  # by name. Tuned on an H200: the first for few places, the second for many
+TILES = {  # by name: columns, patches and channels. Tuned on an H200: the first for few places, the second for many
     "4x4x16": Tile(columns=4, patches=4, channels=16, warps=1, unrolled=5),
     "8x8x32": Tile(columns=8, patches=8, channels=32, warps=2, unrolled=3),
-    "128": Tile(columns=1, patches=128, channels=1, warps=4, unrolled=7),
 }
-_CONTIGUOUS = "128"
+_CONTIGUOUS = "128"  # the tile of the other format: places of a block
+_CONTIGUOUS_WARPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,33 +102,29 @@ class Shape:
             return (_CONTIGUOUS,)
         return ("4x4x16", "8x8x32") if self.out_width > TILES["4x4x16"].columns else ("4x4x16",)
 
-    def name(self, tile: str) -> str:
+    def name(self, tile: str, activation: str | None = None) -> str:
         """The kernel's name, which tells binaries and grids apart."""
         form = "last" if self.channels_last else "first"
         sizes = "x".join(map(str, (self.channels, *self.geometry)))
-        return f"{PREFIX}{self.kernel}.{self.dtype}.{form}.{sizes}.{tile}"
+        name = f"{PREFIX}{self.kernel}.{self.dtype}.{form}.{sizes}.{tile}"
+        return name if activation is None else f"{name}.{activation}"
 
     def sizes(self, tile: str) -> tuple[int, ...]:
         """The kernel's arguments after its tensors."""
-        units, sides = self.channels // self.unit, self.geometry[:4]
-        return (units, *sides, self._patches(tile), self.padding) if self.channels_last else (units, *self.geometry)
+        units = self.channels // self.unit
+        if not self.channels_last:
+            return units, *self.geometry
+        return units, *self.geometry[:4], self._patches(tile), self.padding
 
     def grid(self, tile: str) -> tuple[int, int, int]:
         """Number of blocks in each dimension."""
+        if not self.channels_last:
+            return -(-self.places // int(tile)), 1, 1
         size = TILES[tile]
-        return (
-            -(-self._patches(tile) // size.patches),
-            -(-self.channels // size.channels) if self.channels_last else 1,
-            1,
-        )
+        return -(-self._patches(tile) // size.patches), -(-self.channels // size.channels), 1
 
     def _patches(self, tile: str) -> int:
-        """How many there are; in the contiguous format, places."""
-        return (
-            self.places // self.out_width * -(-self.out_width // TILES[tile].columns)
-            if self.channels_last
-            else self.places
-        )
+        return self.images * self.out_height * -(-self.out_width // TILES[tile].columns)
 
 
 def with_own_depthwise(recording: Recording, device: torch.device, *, like: Program | None = None) -> Recording:
@@ -144,7 +141,8 @@ def with_own_depthwise(recording: Recording, device: torch.device, *, like: Prog
         shape = shape_of(task)
         tile = None
         if shape is not None and like is not None:
-            tile = tile_in({each.op for each in like.tasks[i : i + 1]}, TILES)(shape, device)
+            names = {like.tasks[i].op} if i < len(like.tasks) else set()
+            tile = tile_in(names)(shape, device)
         elif shape is not None:
             tile = _fastest(shape, _settings(task), device)
         if shape is not None and tile is not None:
@@ -209,10 +207,8 @@ def compiled(shape: Shape, tile: str, capability: int, activation: str | None = 
     """
     from nimble_jobs.kernels import depthwise_triton
 
-    name, size = shape.name(tile), TILES[tile]
-    launch = Launch(
-        name=name if activation is None else f"{name}.{activation}", grid=shape.grid(tile), warps=size.warps
-    )
+    warps = TILES[tile].warps if shape.channels_last else _CONTIGUOUS_WARPS
+    launch = Launch(name=shape.name(tile, activation), grid=shape.grid(tile), warps=warps)
     tensors = ("x", "weight", "bias", "out") if shape.channels_last else ("x", "weight", "out")
     function: Any = (
         depthwise_triton.depthwise_channels_last if shape.channels_last else depthwise_triton.depthwise_contiguous
@@ -229,16 +225,21 @@ def compiled(shape: Shape, tile: str, capability: int, activation: str | None = 
 
 def constants(shape: Shape, tile: str, activation: str | None = None) -> dict[str, int]:
     """Of the kernel."""
-    size, both = TILES[tile], {"KERNEL": shape.kernel, "UNIT": shape.unit}
+    both = {"KERNEL": shape.kernel, "UNIT": shape.unit}
     if not shape.channels_last:
-        return both | {"PLACES": size.patches}
+        return both | {"PLACES": int(tile)}
+    size = TILES[tile]
+    windows = itertools.product(range(size.columns), range(shape.kernel))
+    read = {column * shape.stride + place * shape.dilation for column, place in windows}
+    unrolled = shape.dilation == 1 and shape.kernel <= size.unrolled
     return both | {
         "STRIDE": shape.stride,
         "DILATION": shape.dilation,
         "COLUMNS": size.columns,
         "PATCHES": size.patches,
         "CHANNELS": size.channels,
-        "ROWS_AT_ONCE": shape.kernel if shape.kernel <= size.unrolled else 1,
+        "READ": sum(1 << column for column in read),
+        "ROWS_AT_ONCE": shape.kernel if unrolled else 1,
         "BIASED": int(activation is not None),
         "ACTIVATION": -1 if activation is None else list(ACTIVATIONS).index(activation),
     }
@@ -277,7 +278,7 @@ def _times(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> Tas
     def ours(tile: str) -> Callable[[], object]:
         kernel = compiled(shape, tile, capability_of(device))
         out.fill_(float("nan"))
-        return lambda: kernel(*_tensors(shape, x, weight), out, *shape.sizes(tile))
+        return lambda: kernel(*tensors_of(shape, x, weight), out, *shape.sizes(tile))
 
     run_theirs()
     ways = Ways(shape.dtype)
@@ -291,9 +292,9 @@ def ends(images: torch.Tensor) -> torch.Tensor:
     return images[:: max(1, len(images) - 1)]
 
 
-def _tensors(shape: Shape, x: Any, weight: Any) -> tuple[Any, ...]:
-    """What the kernel is given before the output."""
-    return (x, weight, weight) if shape.channels_last else (x, weight)  # the bias is not read
+def tensors_of(shape: Shape, x: Any, weight: Any, bias: Any = None) -> tuple[Any, ...]:
+    """What the kernel is given before the output: the weight stands in for a bias that is not read."""
+    return (x, weight, weight if bias is None else bias) if shape.channels_last else (x, weight)
 
 
 def _settings(task: Task) -> tuple[Any, ...]:
@@ -311,7 +312,7 @@ def _ours(task: Task, kernel: StaticKernel, shape: Shape, tile: str) -> Task:
     return replace(
         task,
         op=kernel.name,
-        args=(*_tensors(shape, x, weight), out, *shape.sizes(tile)),
+        args=(*tensors_of(shape, x, weight), out, *shape.sizes(tile)),
         kwargs=(),
         outputs=None,
         reads=tuple(dict.fromkeys((x, weight))),

@@ -26,7 +26,7 @@ _NAMESPACE = "nimble_jobs"
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
 _LIBRARY.define(
     "depthwise_activated(Tensor x, Tensor weight, Tensor bias, int stride, int padding, int dilation, str activation,"
-    " str tile) -> Tensor",
+    " str tile='') -> Tensor",  # programs that were stored without a tile can still be run
     tags=(torch.Tag.needs_exact_strides,),
 )
 
@@ -39,7 +39,7 @@ def _computed(
     padding: int,
     dilation: int,
     activation: str,
-    tile: str,
+    tile: str = "",
 ) -> torch.Tensor:
     found = functional.conv2d(x, weight, bias, stride, padding, dilation, x.shape[1])
     return ACTIVATIONS[activation](found).contiguous(memory_format=torch.channels_last)
@@ -65,7 +65,7 @@ class Activated:
 
     def name(self, tile: str) -> str:
         """The kernel's name, which tells binaries and grids apart."""
-        return f"{self.shape.name(tile)}.{self.activation}"
+        return self.shape.name(tile, self.activation)
 
     @property
     def words(self) -> str:
@@ -97,7 +97,9 @@ def activated_of(task: Task) -> Activated | None:
     """What a task of the operator computes, if our kernel can; None for any other task."""
     if task.op != str(OPERATOR):
         return None
-    x, weight, bias, *settings, activation, tile = task.args
+    if task.args[-1] not in TILES:
+        return None
+    x, weight, bias, *settings, activation, _ = task.args
     out = task.outputs
     assert isinstance(activation, str)
     if not all(isinstance(each, View) for each in (x, weight, bias, out)):
@@ -105,7 +107,7 @@ def activated_of(task: Task) -> Activated | None:
     assert isinstance(x, View) and isinstance(weight, View) and isinstance(bias, View) and isinstance(out, View)  # noqa: PT018
     shape = depthwise.shape_between(x, weight, out, [int(s) for s in settings if isinstance(s, int)])
     dense = bias.stride == (1,) and aligned(bias) and bias.dtype == x.dtype
-    fits = shape is not None and shape.channels_last and tile in TILES and dense
+    fits = shape is not None and shape.channels_last and dense
     return Activated(shape=shape, activation=activation) if shape is not None and fits else None
 
 

@@ -37,12 +37,14 @@ def depthwise_channels_last(
     COLUMNS: tl.constexpr,
     PATCHES: tl.constexpr,
     CHANNELS: tl.constexpr,
+    READ: tl.constexpr,
     ROWS_AT_ONCE: tl.constexpr,
     BIASED: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
     """A block of patches times a block of channels. A patch is so many columns of one output row: a value that is read
-    serves each of them whose window it lies in, and so does a weight.
+    serves each of them whose window it lies in, and so does a weight. The bits of READ say which columns of the input,
+    counted from the first window's left edge, lie in any window.
 
     With BIASED, bias and activation, by its number, follow. The code is unrolled over ROWS_AT_ONCE rows of a window.
     """
@@ -66,8 +68,11 @@ def depthwise_channels_last(
         start = x + (((image * height + y) * width + left) * channels + channel[None, :])
         values = ()
         for j in tl.static_range((COLUMNS - 1) * STRIDE + (KERNEL - 1) * DILATION + 1):
-            inside = there & (left + j >= 0) & (left + j < width)
-            values = values + (tl.load(start + j * channels, mask=inside, other=0.0).to(tl.float32),)
+            if READ >> j & 1:
+                inside = there & (left + j >= 0) & (left + j < width)
+                values = values + (tl.load(start + j * channels, mask=inside, other=0.0).to(tl.float32),)
+            else:
+                values = values + (there,)  # stands for what nobody reads
         factors = ()
         for j in tl.static_range(KERNEL):
             factor = tl.load(weight + channel * (KERNEL * KERNEL) + (i * KERNEL + j), mask=within, other=0.0)

@@ -172,7 +172,7 @@ def _to_product(graph: Graph, match: _Match) -> None:
 def _to_pointwise(graph: Graph, match: _Match, tile: str) -> None:
     shape = match.group.pointwise
     given = (*match.convolution.args[:3], match.other)
-    _replace(graph, match.last, pointwise.OPERATOR, *given, shape.stride, shape.activation, tile)
+    _replace(graph, match.last, pointwise.OPERATOR, *given, shape.activation, tile, shape.stride)
 
 
 def _replace(graph: Graph, node: Node, target: Any, *args: Any) -> None:

@@ -5,8 +5,8 @@ EfficientNets have them, nor with bias and the other operand of a residual sum.
 
 An operator computes it in torch. A pass over a compiler's graph (`pointwise_pass`) puts it there where our kernel is
 faster than the library's product with a second kernel; another (`epilogues`) compares it with all that libraries have
-for nothing more, for a bias alone, for ReLU, and for a sum with ReLU, also where pixels are left out. In the recording
-our kernel takes its place.
+for plain convolutions, and for those with a bias, ReLU, or a sum and ReLU, also with a stride. In the recording our
+kernel takes its place.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NAMESPACE = "nimble_jobs"
 
 _LIBRARY = torch.library.Library(_NAMESPACE, "FRAGMENT")
 _LIBRARY.define(
-    "pointwise(Tensor x, Tensor weight, Tensor? bias, Tensor? other, int stride, str activation, str tile) -> Tensor",
+    "pointwise(Tensor x, Tensor weight, Tensor? bias, Tensor? other, str activation, str tile, int stride=1) -> Tensor",
     tags=(torch.Tag.needs_exact_strides,),
 )
 
@@ -56,9 +56,9 @@ def _computed(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     other: torch.Tensor | None,
-    stride: int,
     activation: str,
     tile: str,
+    stride: int = 1,
 ) -> torch.Tensor:
     found = functional.conv2d(x, weight, bias, stride)
     found = found if other is None else found + other
@@ -108,8 +108,8 @@ class Shape:
         sizes = sorted((self.pixels, self.inputs, self.features))
         if self.dtype not in ("float16", "bfloat16") or sizes[0] < 1 or self.pixels > MOST_PIXELS:
             return ()
-        images = self.stride**2 * self.pixels * self.inputs  # about so many elements, and some at their edges
-        if self.unit < _LEAST or max(sizes[1] * sizes[2], 2 * images if self.stride > 1 else 0) >= MOST:
+        read = self.stride**2 * self.pixels * self.inputs  # elements at most
+        if self.unit < _LEAST or max(sizes[1] * sizes[2], read) >= MOST:
             return ()
 
         return self._best(_TRIED, _BLOCKS, [tile for tile in TILES if tile != _BESIDE_OTHERS])
@@ -165,9 +165,9 @@ def launched(task: Task, device: torch.device) -> Launched | None:
     shape = shape_of(task)
     if shape is None:
         return None
-    *given, _, _, tile = task.args
+    x, weight, bias, other, _, tile, *_ = task.args
     kernel = compiled(shape, str(tile), capability_of(device))
-    return Launched(kernel=kernel, given=tensors_of(*given), sizes=shape.sizes)
+    return Launched(kernel=kernel, given=tensors_of(x, weight, bias, other), sizes=shape.sizes)
 
 
 def tensors_of(x: Any, weight: Any, bias: Any, other: Any) -> tuple[Any, ...]:
@@ -179,8 +179,8 @@ def shape_of(task: Task) -> Shape | None:
     """What a task of the operator computes, if our kernel can; None for any other task."""
     if task.op != str(OPERATOR):
         return None
-    x, weight, bias, other, stride, activation, tile = task.args
-    out = task.outputs
+    x, weight, bias, other, activation, tile, *strides = task.args
+    stride, out = strides[0] if strides else 1, task.outputs
     if not (isinstance(x, View) and isinstance(weight, View) and isinstance(out, View) and isinstance(stride, int)):
         return None
     images = [x, out, *([other] if isinstance(other, View) else [])]

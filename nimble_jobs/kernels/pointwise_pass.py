@@ -56,7 +56,7 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
         if match is None or tile is None:
             continue
         with graph.inserting_before(match.at):
-            made = graph.call_function(OPERATOR, (*match.given, match.shape.stride, match.shape.activation, tile))
+            made = graph.call_function(OPERATOR, (*match.given, match.shape.activation, tile))
         made.meta = dict(last.meta)
         last.replace_all_uses_with(made)
         for node in match.replaced:
@@ -114,7 +114,7 @@ def ways_of(
 
     Those that do not compute what torch computes are left out.
     """
-    theirs = OPERATOR(x, weight, bias, other, shape.stride, shape.activation, "")
+    theirs = OPERATOR(x, weight, bias, other, shape.activation, "", shape.stride)
     out = torch.empty_like(theirs)
 
     def ours(tile: str) -> Callable[[], Any]:

@@ -4,6 +4,7 @@ convolution, with what stands before, between and after its two, where one kerne
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
@@ -173,13 +174,13 @@ def _windows(
         return ACTIVATIONS[shape.between](found) if shape.between else found
 
     middle = library().contiguous(memory_format=torch.channels_last)
-    given = (x, weight, weight if bias is None else bias, middle)
-    activation = None if bias is None else shape.between
-    try:
-        kernels = {tile: depthwise.compiled(depth, tile, capability, activation) for tile in depth.tiles}
-    except EngineError:
-        return [library], middle
-    return [functools.partial(kernel, *given, *depth.sizes(tile)) for tile, kernel in kernels.items()], middle
+    given = (*depthwise.tensors_of(depth, x, weight, bias), middle)
+    windows: list[Callable[[], object]] = []
+    for tile in depth.tiles:
+        with contextlib.suppress(EngineError):
+            kernel = depthwise.compiled(depth, tile, capability, None if bias is None else shape.between)
+            windows.append(functools.partial(kernel, *given, *depth.sizes(tile)))
+    return windows or [library], middle
 
 
 def _match(product: Node, device: torch.device) -> _Match | None:

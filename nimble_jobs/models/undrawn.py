@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import Any, Self
 
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ _active = ContextVar("undrawn", default=False)
 
 
 def undrawn() -> bool:
-    """Whether parameters of modules that are built now hold anything."""
+    """Whether modules that are built now get uninitialised parameters."""
     return _active.get()
 
 
@@ -35,16 +35,17 @@ class Undrawn(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self._before: list[Token[bool]] = []
         self._last: Tensor | None = None  # whose numbers were not drawn, if nothing else has been done since
 
     def __enter__(self) -> Self:
-        self._before = _active.set(True)
+        self._before.append(_active.set(True))
         super().__enter__()  # type: ignore[no-untyped-call]  # torch does not say
         return self
 
     def __exit__(self, *given: Any) -> None:
         super().__exit__(*given)  # type: ignore[no-untyped-call]  # torch does not say
-        _active.reset(self._before)
+        _active.reset(self._before.pop())
 
     def __torch_function__(
         self,

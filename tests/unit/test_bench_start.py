@@ -38,6 +38,13 @@ def test_a_network_of_the_zoo_loads_the_weights_of_the_file(script: ModuleType, 
     assert all(torch.equal(built[name], tensor) for name, tensor in drawn.items())
 
 
+@pytest.mark.parametrize("name", ["resnet18", "googlenet"])
+def test_a_model_of_torchvision_loads_the_weights_of_the_file(name: str, script: ModuleType, tmp_path: Path) -> None:
+    """GoogLeNet has heads that the zoo's does not have."""
+    script.write_weights(name, tmp_path / script.WEIGHTS)
+    build(ModelSpec(source=f"torchvision:{name}", weights=str(tmp_path / script.WEIGHTS)))
+
+
 def test_a_phase_does_not_count_the_phases_inside(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seconds of all phases are those of the outermost, also where one is entered again and where one raises."""
     now = iter(range(100))

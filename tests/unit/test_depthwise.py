@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,9 +15,10 @@ from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import pack, unpack
 from nimble_jobs.errors import CheckFailed, EngineError
 from nimble_jobs.kernels import depthwise
+from nimble_jobs.kernels.choices import Choices, using
 from nimble_jobs.planner.forward.restore import check_loaded
 from nimble_jobs.schedule import Buffer, BufferKind, Port, Program, Task, View
-from tests.kernel_trials import interpreted
+from tests.kernel_trials import interpreted, timed_as
 
 SIDE = 6
 
@@ -96,8 +98,9 @@ def test_what_triton_cannot_compile_is_an_error_of_the_engine(monkeypatch: pytes
     shape = depthwise.shape_of(_task())
     assert shape is not None
     monkeypatch.setattr("triton.compile", fails)
+    depthwise.compiled.cache_clear()
     with pytest.raises(EngineError, match=r"Triton cannot compile the kernel .*: ValueError: no such target$"):
-        depthwise.compiled(shape, "4x4x16", 91)  # of which no test has compiled one
+        depthwise.compiled(shape, "4x4x16", 90)
 
 
 def test_the_recording_of_another_device_stays_as_it_is() -> None:
@@ -126,6 +129,39 @@ def test_a_faster_kernel_takes_the_task_over(monkeypatch: pytest.MonkeyPatch) ->
     kept = depthwise.with_own_depthwise(_recording(task), torch.device("cuda", 0))
     assert kept.program.tasks == (task,)
     assert not kept.kernels
+
+
+@pytest.mark.parametrize(
+    ("ours_us", "wrong", "chosen"),
+    [((10.4, 10.6), (), "4x4x16"), ((10.6, 10.6), (), None), ((10.4, 9.0), ("8x8x32",), "4x4x16")],
+)
+def test_ours_may_take_a_little_longer_than_the_library(
+    monkeypatch: pytest.MonkeyPatch, ours_us: tuple[float, float], wrong: tuple[str, ...], chosen: str | None
+) -> None:
+    """The library's first call for each shape takes long, which a stored kernel saves. Ours must agree with it."""
+
+    def compiled(shape: depthwise.Shape, tile: str, _: int) -> Callable[..., None]:
+        def kernel(x: torch.Tensor, weight: torch.Tensor, _: torch.Tensor, out: torch.Tensor, *sizes: int) -> None:
+            assert sizes == shape.sizes(tile)
+            out.copy_(torch.conv2d(x, weight, None, 1, 1, 1, shape.channels) + (tile in wrong))
+
+        return kernel
+
+    def library(x: torch.Tensor, weight: torch.Tensor, *_: object, out: torch.Tensor) -> None:
+        out.copy_(torch.conv2d(x, weight, None, 1, 1, 1, x.shape[1]))
+
+    monkeypatch.setattr(depthwise, "compiled", compiled)
+    monkeypatch.setattr(depthwise, "capability_of", lambda _: 90)
+    monkeypatch.setattr(torch.ops.aten.cudnn_convolution, "out", library)
+    shape = depthwise.shape_of(_task())
+    assert shape is not None
+    timed_as(monkeypatch, [10.0, *(us for us, tile in zip(ours_us, shape.tiles, strict=True) if tile not in wrong)])
+    with using(Choices()) as choices:
+        settings = ("cudnn_convolution", ((1, 1), (1, 1), (1, 1), 8, False, False, True))
+        assert depthwise._fastest(shape, settings, torch.device("cpu")) == chosen
+    (made,) = choices.made()
+    assert made.times.task == shape.words
+    assert [way for way, _ in made.times.failed] == list(wrong)
 
 
 def test_what_is_recorded_again_has_our_kernels_where_it_had_them(monkeypatch: pytest.MonkeyPatch) -> None:

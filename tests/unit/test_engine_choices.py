@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nimble_jobs.engine.measure import crowded
-from nimble_jobs.kernels.choices import Choices, current, parts_here, using
+from nimble_jobs.kernels.choices import Choices, current, fastest_of, parts_here, using
 from nimble_jobs.task_times import TaskChoice, TaskTimes
 
 PARTS = {"task": "convolution", "x": "(1, 8, 6, 6)"}
@@ -118,3 +118,17 @@ def test_the_device_and_its_software_are_part_of_the_key() -> None:
     """By the names that keys of schedules have, so that both become stale together."""
     parts = parts_here(torch.device("cpu"))
     assert {"device", "device.name", "torch", "format"} <= {*parts}
+
+
+@pytest.mark.parametrize(
+    ("times", "gain", "chosen"),
+    [
+        ({"library": 10.0, "a": 9.4, "b": 9.6}, 0.95, "a"),
+        ({"library": 10.0, "a": 9.6}, 0.95, "library"),
+        ({"library": 10.0, "a": 10.6, "b": 10.4}, 1.05, "b"),  # what replaces a slow first call may take longer
+        ({"library": 10.0, "a": 10.6}, 1.05, "library"),
+        ({"library": 10.0}, 1.05, "library"),
+    ],
+)
+def test_the_fastest_way_must_be_worth_it(times: dict[str, float], gain: float, chosen: str) -> None:
+    assert fastest_of("a product", times, gain).chosen == chosen

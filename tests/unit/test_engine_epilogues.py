@@ -264,7 +264,7 @@ def test_our_kernel_is_timed_beside_the_others(monkeypatch: pytest.MonkeyPatch, 
             raise EngineError("does not compile")
 
         def call(x: Any, weight: Any, bias: Any, other: Any, out: Any, *_: int) -> None:
-            out.copy_(OPERATOR(x, weight, bias, other if shape.added else None, 1, shape.activation, tile))
+            out.copy_(OPERATOR(x, weight, bias, other if shape.added else None, shape.activation, tile))
 
         return call
 

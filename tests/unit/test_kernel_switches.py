@@ -187,6 +187,20 @@ def test_each_name_leaves_out_its_own_pass(
     assert asked["last"] == gone
 
 
+@pytest.mark.parametrize(("kernels", "most"), [("epilogues", 2), ("crowded", 2), ("inductor", None)])
+def test_sums_are_stored_earlier_beside_kernels_of_our_own(
+    kernels: Kernels, most: int | None, compiled: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor's own kernels are those of `torch.compile`. Its option is the one that says so."""
+    record_source(nn.Linear(3, 2).eval(), replace(OURS, kernels=kernels), {"x": torch.zeros(2, 3)}, CPU)
+    assert compiled[0]["most_reads"] == most
+    options: list[dict[str, Any]] = []
+    monkeypatch.setattr(torch, "compile", lambda _, **named: options.append(named["options"]))
+    inductor.compile_module(nn.Linear(3, 2), most_reads=most)
+    assert options[0].get("realize_reads_threshold") == most
+    assert torch._inductor.config.realize_reads_threshold == 4
+
+
 @pytest.mark.parametrize("off", [None, *Kernel])
 def test_the_pass_of_the_compiler_knows_what_is_off(off: Kernel | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It passes the ways on, leaves linear layers in parts out, and has another identity in Inductor's cache."""

@@ -211,7 +211,7 @@ class Operator(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         other, then = (x, "") if self.added else (None, "silu")
-        return OPERATOR(x, self.layer.weight, self.layer.bias, other, 1, then, self.tile)
+        return OPERATOR(x, self.layer.weight, self.layer.bias, other, then, self.tile)
 
 
 class Strided(nn.Module):
@@ -222,7 +222,7 @@ class Strided(nn.Module):
         self.layer = nn.Conv2d(16, 42, 1, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return OPERATOR(x, self.layer.weight, None, None, 2, "", "32x32x64")
+        return OPERATOR(x, self.layer.weight, None, None, "", "32x32x64", 2)
 
 
 @pytest.mark.parametrize("added", [False, True])
@@ -298,7 +298,7 @@ for number, activation in enumerate(("relu6", "silu", "hardswish", "", "relu")):
         x[1, 3, 2, 1] = float("nan")
         weight, bias = torch.randn(40, 72, 1, 1).half() / 8, torch.randn(40).half()
         exact = (x.float(), weight.float(), bias.float(), other.float() if added else None)
-        expected = OPERATOR(*exact, 1, activation, "")
+        expected = OPERATOR(*exact, activation, "")
         out = torch.full_like(other, float("nan"))
         given = (x, weight, bias, other if added else x, out, *shape.sizes)
         pointwise_triton.pointwise[shape.grid(tile)](*given, **constants(shape, tile))
@@ -306,7 +306,7 @@ for number, activation in enumerate(("relu6", "silu", "hardswish", "", "relu")):
 for stride, height, width in ((2, 7, 5), (2, 6, 8), (3, 7, 4)):
     x = torch.randn(2, 36, height, width).half().contiguous(memory_format=torch.channels_last)
     weight = torch.randn(42, 36, 1, 1).half() / 6
-    expected = OPERATOR(x.float(), weight.float(), None, None, stride, "", "")
+    expected = OPERATOR(x.float(), weight.float(), None, None, "", "", stride)
     shape = Shape(dtype="float16", pixels=expected.numel() // 42, inputs=36, features=42, added=False, activation="",
                   biased=False, stride=stride, picture=(height, width))
     out = torch.full_like(expected, float("nan"), dtype=torch.float16)

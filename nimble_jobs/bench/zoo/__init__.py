@@ -34,8 +34,8 @@ class ZooEntry:
 
 
 def create(name: str, seed: int = 0, *, drawn: bool = True) -> nn.Module:
-    """The network on the CPU, in fp32 and eval mode, with random weights that the seed decides. Those not `drawn` hold
-    anything, and are to be loaded.
+    """The network on the CPU, in fp32 and eval mode, with random weights that the seed decides. With
+    `drawn=False` its parameters are uninitialised; load weights afterwards.
 
     The global generator is left as it was found. Raises ModelError for an unknown name or a missing package.
     """
