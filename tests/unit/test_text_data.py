@@ -74,6 +74,17 @@ def test_reasons_name_the_file_of_several_and_the_row_in_it(tmp_path: Path) -> N
     }
 
 
+def test_a_file_without_any_text_has_bad_records_only(tmp_path: Path) -> None:
+    """Writers give such a column the type null. Other files of the input are read."""
+    for name, texts in (("a", ["x"]), ("b", [None, None])):
+        pq.write_table(pa.table({"body": texts, "more": texts}), tmp_path / f"{name}.parquet")
+    texts, bad, _ = read(tmp_path)
+    assert texts == ["x", None, None]
+    why = "column 'body' is null; expected text"
+    assert bad == {1: f"FILE/b.parquet: record 0: {why}", 2: f"FILE/b.parquet: record 1: {why}"}
+    assert read(tmp_path, x=("body", "more"))[0] == [("x", "x"), None, None]
+
+
 def test_a_column_of_numbers_is_no_text(tmp_path: Path) -> None:
     pq.write_table(pa.table({"body": [1, 2]}), tmp_path / "t.parquet")
     with pytest.raises(DataError, match=r"t\.parquet: input\.fields\.x: column 'body' holds int64; expected text$"):
