@@ -241,6 +241,11 @@ def test_validate_finds_fields_that_the_model_does_not_have(
     answer = cli("validate", str(path), "--data")
     if problem is None:  # other tests run jobs with these
         assert answer.code == 0, answer.err
+        outputs = {
+            "BertModel": "last_hidden_state, pooler_output",
+            "BertForQuestionAnswering": "start_logits, end_logits",
+        }
+        assert (f"data.outputs: {outputs.get(cls, 'logits')}\n" in answer.out) == ("embedding" not in fields)
     else:
         assert answer.code != 0
         assert f"output.fields: {problem}" in answer.err
