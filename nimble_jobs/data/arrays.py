@@ -40,6 +40,7 @@ _BROKEN = (
     NotImplementedError,
     RuntimeError,
 )
+_UNPARSED = ("Cannot parse header", "null bytes")  # numpy's words, and Python's up to 3.11.3
 
 
 Stored = np.ndarray | FileRows | FortranRows
@@ -217,7 +218,9 @@ def _header(file: IO[bytes], where: str, size: int) -> _Header:
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     try:
         shape, fortran, dtype = read(file)
-    except _BROKEN:
+    except _BROKEN as e:
+        if any(said in str(e) for said in _UNPARSED):
+            raise ValueError("its header is damaged") from e
         raise
     except Exception as e:  # numpy parses the header as Python code, so broken bytes can raise nearly anything
         raise ValueError("its header is damaged") from e
