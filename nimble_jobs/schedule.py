@@ -106,7 +106,7 @@ class CompiledKernel:
     arg_types: str  # a letter for each parameter
     start: int  # bytes
     nbytes: int
-    scratch_bytes: int = 0  # of device memory for each block, while it runs
+    scratch_bytes: int = dataclasses.field(default=0, metadata={"newer": True})  # of device memory for each block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +285,7 @@ class Schedule:
 
 def _plain(value: Any) -> Any:
     match value:
-        case View():
-            v = value
+        case View() as v:
             return {"v": [v.buffer, v.dtype, v.itemsize, list(v.shape), list(v.stride), v.offset]}
         case Special():
             return {"s": [value.kind, value.value]}
@@ -297,8 +296,9 @@ def _plain(value: Any) -> Any:
         case float() if not math.isfinite(value):
             raise ValueError("a schedule holds finite numbers only; use Special(kind='float')")
         case _ if dataclasses.is_dataclass(value):
-            fields = ((f.name, getattr(value, f.name)) for f in dataclasses.fields(value))
-            return {name: _plain(v) for name, v in fields if (name, v) != ("scratch_bytes", 0)}  # a newer field
+            # An older program can read the text, unless newer fields have values that it does not know.
+            fields = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
+            return {f.name: _plain(v) for f, v in fields if "newer" not in f.metadata or v != f.default}
         case _:
             return value
 

@@ -91,7 +91,7 @@ def main() -> int:
 
 
 def write_weights(model: str, file: Path) -> None:
-    """Random ones, which do not let fp16 overflow."""
+    """Write random weights under which fp16 does not overflow."""
     import torch
     from safetensors.torch import save_file
 
@@ -103,7 +103,7 @@ def write_weights(model: str, file: Path) -> None:
         module = zoo.create(model.removeprefix("zoo:"))
     else:
         torch.manual_seed(0)
-        module = start(from_torchvision.build(model, {}, None, drawn=True), SIDE)
+        module = start(from_torchvision.build(model, {}, None), SIDE)
     save_file(module.state_dict(), file)
 
 

@@ -47,8 +47,9 @@ class Tile:
     unrolled: int  # up to this side length of a kernel without dilation, the loop over its rows is unrolled
 
 
+_SMALL = "4x4x16"
 TILES = {  # by name: columns, patches and channels. Tuned on an H200: the first for few places, the second for many
-    "4x4x16": Tile(columns=4, patches=4, channels=16, warps=1, unrolled=5),
+    _SMALL: Tile(columns=4, patches=4, channels=16, warps=1, unrolled=5),
     "8x8x32": Tile(columns=8, patches=8, channels=32, warps=2, unrolled=3),
 }
 _CONTIGUOUS = "128"  # the tile of the other format: places of a block
@@ -100,7 +101,7 @@ class Shape:
         """The tiles that are worth trying."""
         if not self.channels_last:
             return (_CONTIGUOUS,)
-        return ("4x4x16", "8x8x32") if self.out_width > TILES["4x4x16"].columns else ("4x4x16",)
+        return tuple(TILES) if self.out_width > TILES[_SMALL].columns else (_SMALL,)
 
     def name(self, tile: str, activation: str | None = None) -> str:
         """The kernel's name, which tells binaries and grids apart."""
@@ -207,18 +208,21 @@ def compiled(shape: Shape, tile: str, capability: int, activation: str | None = 
     """
     from nimble_jobs.kernels import depthwise_triton
 
-    warps = TILES[tile].warps if shape.channels_last else _CONTIGUOUS_WARPS
-    launch = Launch(name=shape.name(tile, activation), grid=shape.grid(tile), warps=warps)
-    tensors = ("x", "weight", "bias", "out") if shape.channels_last else ("x", "weight", "out")
-    function: Any = (
-        depthwise_triton.depthwise_channels_last if shape.channels_last else depthwise_triton.depthwise_contiguous
-    )
+    function: Any
+    sizes: tuple[str, ...]
+    tensors: tuple[str, ...]
+    if shape.channels_last:
+        function, sizes = depthwise_triton.depthwise_channels_last, depthwise_triton.SIZES_CHANNELS_LAST
+        tensors, warps = ("x", "weight", "bias", "out"), TILES[tile].warps
+    else:
+        function, sizes = depthwise_triton.depthwise_contiguous, depthwise_triton.SIZES_CONTIGUOUS
+        tensors, warps = ("x", "weight", "out"), _CONTIGUOUS_WARPS
     return static_triton.compiled(
         function,
-        launch,
+        Launch(name=shape.name(tile, activation), grid=shape.grid(tile), warps=warps),
         capability,
         pointers=dict.fromkeys(tensors, TYPES[shape.dtype]),
-        sizes=depthwise_triton.SIZES_CHANNELS_LAST if shape.channels_last else depthwise_triton.SIZES_CONTIGUOUS,
+        sizes=sizes,
         constants=constants(shape, tile, activation),
     )
 

@@ -95,9 +95,7 @@ def launched(task: Task, device: torch.device) -> Launched | None:
 
 def activated_of(task: Task) -> Activated | None:
     """What a task of the operator computes, if our kernel can; None for any other task."""
-    if task.op != str(OPERATOR):
-        return None
-    if task.args[-1] not in TILES:
+    if task.op != str(OPERATOR) or task.args[-1] not in TILES:
         return None
     x, weight, bias, *settings, activation, _ = task.args
     out = task.outputs
@@ -107,8 +105,7 @@ def activated_of(task: Task) -> Activated | None:
     assert isinstance(x, View) and isinstance(weight, View) and isinstance(bias, View) and isinstance(out, View)  # noqa: PT018
     shape = depthwise.shape_between(x, weight, out, [int(s) for s in settings if isinstance(s, int)])
     dense = bias.stride == (1,) and aligned(bias) and bias.dtype == x.dtype
-    fits = shape is not None and shape.channels_last and dense
-    return Activated(shape=shape, activation=activation) if shape is not None and fits else None
+    return Activated(shape=shape, activation=activation) if shape and shape.channels_last and dense else None
 
 
 def compiled(one: Activated, tile: str, capability: int) -> StaticKernel:

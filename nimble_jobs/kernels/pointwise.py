@@ -90,11 +90,11 @@ class Shape:
     def words(self) -> str:
         """As `explain` calls it."""
         strided = f", stride {self.stride}" if self.stride > 1 else ""
-        then = [*(["bias"] if self.biased else []), *(["a sum"] if self.added else []), self.activation]
-        steps = " and ".join(each for each in then if each)
+        steps = ("bias" if self.biased else "", "a sum" if self.added else "", self.activation)
+        then = " and ".join(filter(None, steps))
         return (
             f"pointwise convolution, {self.dtype}, {self.pixels} pixels{strided}, {self.inputs} to {self.features}"
-            f"{f', then {steps}' if steps else ''}"
+            f"{f', then {then}' if then else ''}"
         )
 
     @property
@@ -143,8 +143,8 @@ class Shape:
 
     def name(self, tile: str) -> str:
         """The kernel's name, which tells binaries and grids apart."""
-        kinds = {"unbiased": not self.biased, "sum": self.added, self.activation: bool(self.activation)}
-        then = "-".join(kind for kind, there in kinds.items() if there)
+        kinds = ("" if self.biased else "unbiased", "sum" if self.added else "", self.activation)
+        then = "-".join(filter(None, kinds))
         strided = f"x{self.stride}x{'x'.join(map(str, self.picture))}" if self.stride > 1 else ""
         return f"{PREFIX}.{self.dtype}.{self.pixels}x{self.inputs}x{self.features}{strided}.{then}.{tile}"
 

@@ -122,15 +122,15 @@ def _shapes(spec: JobSpec, module: nn.Module, reader: Reader, setup: TextSetup |
     if call.problem is not None:
         seen.problems.append(call.problem)
         return
-    texts = spec.input.format in TEXTS
-    if call.outputs is not None and not (texts and pools(spec)):
+    texts, pooled = spec.input.format in TEXTS, pools(spec)  # pooling works on another module than this
+    if call.outputs is not None and not (texts and pooled):
         shapes = {name: "" if texts else f" {list(t.shape)}" for name, t in call.outputs.items()}
         seen.found["outputs"] = ", ".join(f"{name}{shape}" for name, shape in shapes.items())
     elif texts:
         seen.found["shapes"] = "not checked: the shapes of texts are known only once they are tokenized"
     else:
         seen.found["shapes"] = f"not checked: {call.unchecked}"
-    if call.outputs is not None and spec.kind == "score" and not pools(spec):  # pooling works on another module
+    if call.outputs is not None and spec.kind == "score" and not pooled:
         _fields(spec, call.outputs, seen)
 
 

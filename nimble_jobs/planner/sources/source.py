@@ -42,7 +42,7 @@ from nimble_jobs.schedule import COMPILERS, Program
 
 Kernels = Literal["eager", "onednn", "inductor", "epilogues", "crowded", "max-autotune"]
 _OURS = ("epilogues", "crowded")  # kernels of Inductor and our own: each task in its fastest way, alone or in a crowd
-_MOST_READS = 2  # with which a value is computed anew in each kernel; 2 % less time than with four for large ViTs
+_MOST_READS = 2  # a value that needs more is stored, not computed anew in each kernel; Inductor's own limit is 4
 _CROWD = 4  # copies of a task that are timed side by side
 Layout = Literal["given", "channels-last"]
 Images = list[tuple[torch.Tensor, torch.Tensor]]  # tensors of four dimensions, with their data as they lay first
