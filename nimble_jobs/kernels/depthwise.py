@@ -23,7 +23,7 @@ from nimble_jobs.kernels import choices, static_triton
 from nimble_jobs.kernels.activations import ACTIVATIONS
 from nimble_jobs.kernels.own_kernels import digest_of, tile_in
 from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
-from nimble_jobs.kernels.ways import Ways
+from nimble_jobs.kernels.ways import Ways, ends
 from nimble_jobs.schedule import Arg, Program, Task, View
 from nimble_jobs.task_times import TaskTimes
 
@@ -289,11 +289,6 @@ def _times(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> Tas
     for tile in shape.tiles:
         ways.add(tile, functools.partial(ours, tile), ends(theirs), ends(out))
     return ways.times(shape.words, run_theirs, _WORTH, device)
-
-
-def ends(images: torch.Tensor) -> torch.Tensor:
-    """The first and the last one: to compare all of them in fp64 would need much memory."""
-    return images[:: max(1, len(images) - 1)]
 
 
 def tensors_of(shape: Shape, x: Any, weight: Any, bias: Any = None) -> tuple[Any, ...]:

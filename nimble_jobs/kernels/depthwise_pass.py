@@ -18,7 +18,7 @@ from nimble_jobs.kernels import choices, depthwise
 from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of
 from nimble_jobs.kernels.depthwise_activated import OPERATOR, Activated, Wanted, compiled
 from nimble_jobs.kernels.static_triton import MOST, TYPES, capability_of
-from nimble_jobs.kernels.ways import Ways
+from nimble_jobs.kernels.ways import Ways, ends
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.95  # ours must take less than this share
@@ -87,7 +87,7 @@ def _times(one: Activated, device: torch.device) -> TaskTimes:
 
     ways = Ways(shape.dtype)
     for tile in one.tiles:
-        ways.add(tile, partial(ours, tile), depthwise.ends(theirs), depthwise.ends(out))
+        ways.add(tile, partial(ours, tile), ends(theirs), ends(out))
     return ways.times(one.words, library, _GAIN, device)
 
 

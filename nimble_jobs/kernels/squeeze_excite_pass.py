@@ -5,6 +5,7 @@ our kernels for them are faster.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +13,12 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional
 
-from nimble_jobs.engine import measure
-from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.errors import EngineError
 from nimble_jobs.kernels import choices
 from nimble_jobs.kernels.own_kernels import digest_of
 from nimble_jobs.kernels.squeeze_excite import EXCITE, SQUEEZE, Shape, Wanted, compiled, supported
 from nimble_jobs.kernels.static_triton import capability_of
-from nimble_jobs.kernels.ways import EXACT
+from nimble_jobs.kernels.ways import Ways, ends
 from nimble_jobs.task_times import TaskTimes
 
 _GAIN = 0.8  # ours must take less than this share: compilers fuse what torch's own operators do one by one
@@ -90,25 +88,19 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
         gate = functional.conv2d(inner, gate_weight, gate_bias)
         return x * (gate.sigmoid() if shape.sigmoid else functional.hardsigmoid(gate))
 
-    try:
+    def ours() -> Callable[[], None]:
         squeeze, excite = compiled(shape, capability_of(device))
-    except EngineError:
-        (library_us,) = measure.kernel_times_us([library], device)
-        return TaskTimes(task=shape.words, times_us=(("library", library_us),), chosen="library")
 
-    def ours() -> None:
-        squeeze(x, weight, parts)
-        excite(x, parts, bias, gate_weight, gate_bias, out)
+        def both() -> None:
+            squeeze(x, weight, parts)
+            excite(x, parts, bias, gate_weight, gate_bias, out)
 
-    times = measure.kernel_times_us([library, ours], device)
+        return both
+
     theirs = EXCITE(x, SQUEEZE(x, weight, 1), bias, gate_weight, gate_bias, shape.silu, shape.sigmoid)
-    ends = [0, images - 1]  # to compare all of them in fp64 would need much memory
-    agree = relative_norm(out[ends], theirs[ends]) <= EXACT[shape.dtype]
-    return TaskTimes(
-        task=shape.words,
-        times_us=(("library", times[0]), ("ours", times[1])),
-        chosen="ours" if agree and times[1] <= _GAIN * times[0] else "library",
-    )
+    ways = Ways(shape.dtype)
+    ways.add("ours", ours, ends(theirs), ends(out))
+    return ways.times(shape.words, library, _GAIN, device)
 
 
 def _match(product: Node, device: torch.device) -> _Match | None:

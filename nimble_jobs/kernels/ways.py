@@ -46,3 +46,8 @@ class Ways:
         calls = {"library": library} | self.calls
         us = measure.kernel_times_us(list(calls.values()), device)
         return choices.fastest_of(task, dict(zip(calls, us, strict=True)), gain, self.failed)
+
+
+def ends(images: torch.Tensor) -> torch.Tensor:
+    """The first and the last one: to compare all of them in fp64 would need much memory."""
+    return images[:: max(1, len(images) - 1)]
