@@ -313,6 +313,21 @@ def test_sources_are_compared_by_time_and_memory(monkeypatch: pytest.MonkeyPatch
     assert row(built, "eager kernels, channels-last, 1 stream").reason == reason
 
 
+@pytest.mark.parametrize(("second_us", "tried"), [(14.9, True), (15.1, False)])
+def test_a_source_far_behind_on_one_stream_is_not_tried_on_several(
+    monkeypatch: pytest.MonkeyPatch, second_us: float, tried: bool
+) -> None:
+    """Streams do not make up for half as long again; the table says so."""
+    with_two_streams(monkeypatch)
+    measured_as(monkeypatch, [1] * 8, [10.0, second_us, 9.0, 8.0])
+    built = searched(Twice(), monkeypatch, LAST, eager="reference")
+    rows = {c.name: c for c in built.schedule.candidates}
+    assert rows["eager kernels, 2 streams"].replay_us == 9.0
+    assert ("eager kernels, channels-last, 2 streams" in rows) == tried
+    reason = "not tried: one stream takes 15 us, and eager kernels, 1 stream 10 us"
+    assert tried or rows["eager kernels, channels-last, several streams"].reason == reason
+
+
 def test_what_we_add_to_a_compilers_kernels_costs_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a source with our additions fails, and the compiler's own kernels were not tried, they are; else not again."""
     ours, plain = (Source(kernels=kernels, layout="given") for kernels in ("epilogues", "inductor"))

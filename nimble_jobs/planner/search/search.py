@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nimble_jobs.engine import device, measure
-from nimble_jobs.engine.inductor import stop_compilers
+from nimble_jobs.engine.private.compilers import compiling
 from nimble_jobs.engine.private.runtime import tested_version
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import CheckFailed, OutOfMemory
@@ -45,6 +45,7 @@ from nimble_jobs.planner.search.target import (
 from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Source
 from nimble_jobs.schedule import Candidate
 
+_FAR_BEHIND = 1.5  # times as long on one stream, and no number of streams made up for that in any model measured
 _HOPELESS = 0.9  # share of the critical path that a replay can take: tasks that are timed alone take a little longer
 
 
@@ -71,10 +72,11 @@ class Search:
         """
         self._deadline = time.monotonic() + self._options.budget_s
         try:
-            singles = self._sources(only_first=only_first)
-            for single in sorted(singles, key=lambda single: single.replay_us):
-                self._try_several_streams(single)
-            self._try_crowded(singles)
+            with compiling(self._target.first.compiled or (not only_first and bool(self._compilers()))):
+                singles = self._sources(only_first=only_first)
+                for single in sorted(singles, key=lambda single: single.replay_us):
+                    self._try_several_streams(single)
+                self._try_crowded(singles)
             winner = self._best or self._refused
             assert winner is not None
             self._target.use(winner.source)
@@ -89,53 +91,47 @@ class Search:
         """
         self._deadline = time.monotonic() + self._options.budget_s
         try:
-            measured = self._try(source, streams=streams)
+            with compiling(source.compiled):
+                measured = self._try(source, streams=streams)
             self._target.use(AS_GIVEN if measured is None else source)
             return measured
         except BaseException:
             self._target.use(AS_GIVEN)
             raise
-        finally:
-            if source.compiled:
-                stop_compilers()
 
     def _sources(self, *, only_first: bool) -> list[MeasuredCandidate]:
-        """Every source on one stream: those that work and agree with eager. No compiler is left running."""
-        first = self._target.first
-        compiling = first.compiled
-        try:
-            singles = [self._try(first, required=True)]
-            waiting = [] if only_first else self._further_sources()
-            tried: set[Kernels] = set()
-            while waiting:
-                source = waiting.pop(0)
-                if self._out_of_time(source.name):
-                    continue
-                compiling = compiling or source.compiled
-                tried.add(source.kernels)
-                singles.append(self._try(source))
-                if singles[-1] is None and source.folded and source.kernels != "eager":
-                    waiting.insert(0, replace(source, folded=()))  # folded weights may not fit a narrow type
-                elif singles[-1] is None and source.kernels == "epilogues" and "inductor" not in tried:
-                    waiting.insert(0, replace(source, kernels="inductor", merged=()))  # without what we add to them
-        finally:
-            if compiling:
-                stop_compilers()
+        """Every source on one stream: those that work and agree with eager."""
+        singles = [self._try(self._target.first, required=True)]
+        waiting = [] if only_first else self._further_sources()
+        tried: set[Kernels] = set()
+        while waiting:
+            source = waiting.pop(0)
+            if self._out_of_time(source.name):
+                continue
+            tried.add(source.kernels)
+            singles.append(self._try(source))
+            if singles[-1] is None and source.folded and source.kernels != "eager":
+                waiting.insert(0, replace(source, folded=()))  # folded weights may not fit a narrow type
+            elif singles[-1] is None and source.kernels == "epilogues" and "inductor" not in tried:
+                waiting.insert(0, replace(source, kernels="inductor", merged=()))  # without what we add to them
         return [single for single in singles if single is not None]
 
     def _further_sources(self) -> list[Source]:
         first = self._best or self._refused
         assert first is not None
-        kernels: list[Kernels] = []
-        able = device.able(self._target.device)
-        if (able.compilers or able.packed_weights) and self._options.fuse != "off":
-            kernels += ["inductor", "epilogues"] if able.compilers else ["onednn"]
-            kernels += ["max-autotune"] if able.compilers and self._options.fuse == "max" else []
-            untested = tested_version()
-            if untested is not None:
-                self.candidates.append(left_out(f"{kernels[0]} kernels", f"not tried: {untested}"))
-                kernels.clear()
+        kernels = self._compilers()
+        if not kernels and self._options.fuse != "off" and device.able(self._target.device).packed_weights:
+            kernels = ["onednn"]
+        untested = tested_version()
+        if kernels and untested is not None:
+            self.candidates.append(left_out(f"{kernels[0]} kernels", f"not tried: {untested}"))
+            kernels = []
         return self._target.further(first.programs, kernels)
+
+    def _compilers(self) -> list[Kernels]:
+        if self._options.fuse == "off" or not device.able(self._target.device).compilers:
+            return []
+        return ["inductor", "epilogues"] if self._options.fuse == "auto" else ["inductor", "epilogues", "max-autotune"]
 
     def _try(self, source: Source, *, required: bool = False, streams: int | None = None) -> MeasuredCandidate | None:
         """Record, plan and measure a source on one stream, or on `streams`. None if it does not work, disagrees with
@@ -187,10 +183,17 @@ class Search:
         return programs
 
     def _try_several_streams(self, single: MeasuredCandidate) -> None:
-        """Measure the plans of a source on several streams, unless its bounds say that they cannot pay."""
+        """Measure the plans of a source on several streams, unless it is far behind the others, or its bounds say that
+        they cannot pay.
+        """
         target, name = self._target, f"{single.source.name}, several streams"
         assert self._best is not None
         if not any(may_have_streams(p.facts, self._options, target.device) for p in single.programs.values()):
+            return
+        first = min((each for each in self.passed if each.row.streams == 1), key=lambda each: each.replay_us)
+        if single.replay_us > _FAR_BEHIND * first.replay_us:
+            takes = f"one stream takes {single.replay_us:.0f} us, and {first.row.name} {first.replay_us:.0f} us"
+            self.candidates.append(left_out(name, f"not tried: {takes}"))
             return
         path_us = whole_us(target, {role: p.facts.critical_path_us or 0.0 for role, p in single.programs.items()})
         if path_us * _HOPELESS > self._best.replay_us:
@@ -208,10 +211,7 @@ class Search:
         source = next((replace(each, kernels="crowded") for each in ours), None)
         if source is None or Kernel.CROWDED in source.without or self._best is None or not self._best.crowded:
             return
-        try:
-            single = None if self._out_of_time(source.name) else self._try(source)
-        finally:
-            stop_compilers()
+        single = None if self._out_of_time(source.name) else self._try(source)
         if single is not None:
             self._try_several_streams(single)
 
