@@ -19,7 +19,8 @@ from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.graph import Analysis
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.keys.options import BuildOptions
-from nimble_jobs.planner.search.target import PlannedProgram, Programs
+from nimble_jobs.planner.search.target import PlannedProgram, Programs, Target
+from nimble_jobs.planner.sources.source import Kernels, Source
 from nimble_jobs.schedule import GraphFacts, Plan
 
 _CAPS = (2, 4, 8, 16)
@@ -68,6 +69,16 @@ def plan_on_one_stream(recording: Recording) -> PlannedProgram:
     )
 
 
+def with_times(target: Target, source: Source, programs: Programs) -> Programs:
+    """Programs that are planned on one stream, with the time of each task alone. Raises EngineError, OutOfMemory."""
+    found = {}
+    for role, planned in programs.items():
+        times = target.task_times_us(source, role, planned.recording, planned.plan)
+        _, facts = planned.analysis.single_stream(times)
+        found[role] = replace(planned, facts=facts, durations_us=times)
+    return found
+
+
 def plan_on_streams(program: PlannedProgram, streams: int) -> PlannedProgram:
     """The program with a plan on at most so many streams."""
     return with_plan(program, *program.analysis.plan(durations_us=program.durations_us, max_streams=streams))
@@ -98,6 +109,13 @@ def plans_with_streams(
         analysis.plan(durations_us=times, max_streams=cap) for cap in _CAPS if limit == "auto" and cap < full[0].streams
     ]
     return [*capped, full], None
+
+
+def may_compile(options: BuildOptions, device: torch.device) -> list[Kernels]:
+    """The kernels that a compiler may make for this device."""
+    if options.fuse == "off" or not devices.able(device).compilers:
+        return []
+    return ["inductor", "epilogues"] if options.fuse == "auto" else ["inductor", "epilogues", "max-autotune"]
 
 
 def may_have_streams(facts: GraphFacts, options: BuildOptions, device: torch.device) -> bool:

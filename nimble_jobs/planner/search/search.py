@@ -22,16 +22,18 @@ from nimble_jobs.kernel_switches import Kernel
 from nimble_jobs.kernels import choices
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
-from nimble_jobs.planner.search.candidate import PAYS, MeasuredCandidate, failed, left_out, over_limit
+from nimble_jobs.planner.search.candidate import PAYS, MeasuredCandidate, failed, left_out, measured_row, over_limit
 from nimble_jobs.planner.search.clock import Clock
 from nimble_jobs.planner.search.plans import (
     few_plans,
+    may_compile,
     may_have_streams,
     plan_on_one_stream,
     plan_on_streams,
     plans_with_streams,
     too_large,
     with_plan,
+    with_times,
 )
 from nimble_jobs.planner.search.target import (
     Captured,
@@ -72,7 +74,8 @@ class Search:
         """
         self._deadline = time.monotonic() + self._options.budget_s
         try:
-            with compiling(self._target.first.compiled or (not only_first and bool(self._compilers()))):
+            more = not only_first and may_compile(self._options, self._target.device)
+            with compiling(self._target.first.compiled or bool(more)):
                 singles = self._sources(only_first=only_first)
                 for single in sorted(singles, key=lambda single: single.replay_us):
                     self._try_several_streams(single)
@@ -119,19 +122,13 @@ class Search:
     def _further_sources(self) -> list[Source]:
         first = self._best or self._refused
         assert first is not None
-        kernels = self._compilers()
+        kernels = may_compile(self._options, self._target.device)
         if not kernels and self._options.fuse != "off" and device.able(self._target.device).packed_weights:
             kernels = ["onednn"]
-        untested = tested_version()
-        if kernels and untested is not None:
+        if kernels and (untested := tested_version()) is not None:
             self.candidates.append(left_out(f"{kernels[0]} kernels", f"not tried: {untested}"))
             kernels = []
         return self._target.further(first.programs, kernels)
-
-    def _compilers(self) -> list[Kernels]:
-        if self._options.fuse == "off" or not device.able(self._target.device).compilers:
-            return []
-        return ["inductor", "epilogues"] if self._options.fuse == "auto" else ["inductor", "epilogues", "max-autotune"]
 
     def _try(self, source: Source, *, required: bool = False, streams: int | None = None) -> MeasuredCandidate | None:
         """Record, plan and measure a source on one stream, or on `streams`. None if it does not work, disagrees with
@@ -139,8 +136,10 @@ class Search:
         """
         self._say(source.name)
         try:
-            programs = self._recorded(source, required=required, timed=streams != 1)
+            programs = self._recorded(source, required=required)
             if programs is not None and streams is not None and streams > 1:
+                with self.clock.time("measure"):
+                    programs = with_times(self._target, source, programs)
                 with self.clock.time("plan"):
                     programs = {role: plan_on_streams(planned, streams) for role, planned in programs.items()}
         except Exception as e:
@@ -155,32 +154,37 @@ class Search:
         choices.current().doubt()
         return None
 
-    def _recorded(self, source: Source, *, required: bool, timed: bool) -> Programs | None:
-        """A source's programs, planned on one stream. With `timed`, each task is timed, as plans with several streams
-        need. None if time or memory runs out first.
-        """
-        target = self._target
+    def _recorded(self, source: Source, *, required: bool) -> Programs | None:
+        """A source's programs, planned on one stream. None if time or memory runs out first."""
         recordings: dict[Role, Recording] = {}
         with self.clock.time("record"):
-            target.use(source)
+            self._target.use(source)
             choices.current().begin()
-            for role, recording in target.record(source):
+            for role, recording in self._target.record(source):
                 recordings[role] = replace(recording, choices=choices.current().made())
                 if not required and self._out_of_time(source.name):
                     return None
         with self.clock.time("plan"):
             programs = {role: plan_on_one_stream(recording) for role, recording in recordings.items()}
-        if self._too_large(name_of(source, programs), programs, required=required):
-            return None  # before tasks are timed, which takes that memory too
-        for role, planned in programs.items() if timed else ():
-            if not required and self._out_of_time(source.name):
-                return None
+        return None if self._too_large(name_of(source, programs), programs, required=required) else programs
+
+    def timed(self, one: MeasuredCandidate) -> MeasuredCandidate:
+        """A candidate of this search with the time of each task alone, which plans with several streams need. If they
+        cannot be timed, it is as it was, and a row says why.
+        """
+        if all(planned.durations_us for planned in one.programs.values()):
+            return one
+        try:
+            with self.clock.time("record"):
+                self._target.use(one.source)
             with self.clock.time("measure"):
-                times = target.task_times_us(source, role, planned.recording, planned.plan)
-            with self.clock.time("plan"):
-                _, facts = planned.analysis.single_stream(times)
-            programs[role] = replace(planned, facts=facts, durations_us=times)
-        return programs
+                timed = replace(one, programs=with_times(self._target, one.source, one.programs))
+        except Exception as e:  # noqa: BLE001 - it works without
+            self.candidates.append(failed(f"{one.row.name}, each task alone", e, self._target.device))
+            return one
+        self._best = timed if self._best is one else self._best
+        self.passed = [timed if each is one else each for each in self.passed]
+        return timed
 
     def _try_several_streams(self, single: MeasuredCandidate) -> None:
         """Measure the plans of a source on several streams, unless it is far behind the others, or its bounds say that
@@ -194,6 +198,9 @@ class Search:
         if single.replay_us > _FAR_BEHIND * first.replay_us:
             takes = f"one stream takes {single.replay_us:.0f} us, and {first.row.name} {first.replay_us:.0f} us"
             self.candidates.append(left_out(name, f"not tried: {takes}"))
+            return
+        single = self.timed(single)
+        if any(planned.facts.critical_path_us is None for planned in single.programs.values()):
             return
         path_us = whole_us(target, {role: p.facts.critical_path_us or 0.0 for role, p in single.programs.items()})
         if path_us * _HOPELESS > self._best.replay_us:
@@ -291,15 +298,8 @@ class Search:
             raise OutOfMemory(f"{name}: {over}")
         replay_us = whole_us(target, times_us)
         measured = MeasuredCandidate(
-            row=Candidate(
-                name=name,
-                replay_us=replay_us,
-                records_per_s=target.records / replay_us * 1e6,
-                peak_bytes=nbytes,
-                error=error,
-                chosen=False,
-                reason=failure or over or "",
-                streams=streams,
+            row=measured_row(
+                name, replay_us, target.records, nbytes, error=error, reason=failure or over or "", streams=streams
             ),
             source=source,
             programs={role: replace(p, replay_us=times_us[role]) for role, p in programs.items()},
