@@ -23,10 +23,9 @@ from nimble_jobs.kernels.static_triton import capability_of
 P = ParamSpec("P")
 T = TypeVar("T")
 _KEPT = 4096  # results of each function
-_LONGEST_S = 120.0  # a kernel takes a second or two
 
 _log = logging.getLogger(__name__)
-_pending: ContextVar[dict[Any, Future[Any]] | None] = ContextVar("pending", default=None)
+_begun: ContextVar[dict[Any, Future[Any]] | None] = ContextVar("begun", default=None)  # by function and arguments
 
 
 class Compiles(Generic[P, T]):
@@ -37,11 +36,16 @@ class Compiles(Generic[P, T]):
     def __init__(self, function: Callable[P, T]) -> None:
         functools.update_wrapper(self, function)
         self._function = function
-        self._kept: Any = functools.lru_cache(maxsize=_KEPT)(self._made)
+        self._kept: dict[Any, T] = {}  # by arguments, the oldest first
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        made: T = self._kept(*args, **kwargs)
-        return made
+        key = _key(args, kwargs)
+        if key not in self._kept:
+            made = self._made(key, *args, **kwargs)
+            if len(self._kept) >= _KEPT:
+                self._kept.pop(next(iter(self._kept)), None)
+            self._kept[key] = made
+        return self._kept[key]
 
     def __reduce__(self) -> str:
         return self._function.__qualname__  # another process finds it by its name
@@ -50,44 +54,44 @@ class Compiles(Generic[P, T]):
         """Have another process begin, inside of `kernels_ahead`; the next call with the same arguments takes what
         comes of it.
         """
-        pending, key = _pending.get(), self._key(args, kwargs)
-        if pending is None or key in pending:
+        begun, key = _begun.get(), _key(args, kwargs)
+        if begun is None or key in self._kept or (self._function, key) in begun:
             return
         future = compilers.submit(functools.partial(self, *args, **kwargs))
         if future is not None:
-            pending[key] = future
+            begun[self._function, key] = future
 
-    def _made(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        future = (_pending.get() or {}).get(self._key(args, kwargs))
-        if future is not None:
-            try:
-                made: T = future.result(_LONGEST_S)
-            except Exception as e:  # noqa: BLE001  # of whatever process; what is wrong with the kernel is raised below
-                _log.debug("%s is compiled in this process: %s", self._function.__qualname__, e)
-            else:
-                return made
-        return self._function(*args, **kwargs)
-
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return (self._function, args, tuple(sorted(kwargs.items())))
+    def _made(self, key: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+        begun = _begun.get() or {}
+        future = begun.pop((self._function, key), None)
+        if future is None:
+            return self._function(*args, **kwargs)
+        try:
+            there: T = compilers.answer(future)
+        except Exception as e:  # noqa: BLE001  # if it is the kernel's fault, the next line raises it
+            here = self._function(*args, **kwargs)
+            _log.warning("kernels are compiled in this process, since another one could not: %s", _last_line(e))
+            begun.clear()
+            return here
+        return there
 
 
 @contextlib.contextmanager
 def kernels_ahead() -> Iterator[None]:
     """Inside the block, kernels that were asked for ahead are taken from the processes that compile them."""
-    token = _pending.set({})
+    token = _begun.set({})
     try:
         yield
     finally:
-        _pending.reset(token)
+        _begun.reset(token)
 
 
 def twice(run: Callable[[], T]) -> T:
     """`run()`, which asks `choices` for ways to run tasks. Inside of `kernels_ahead`, if other processes are there to
-    compile, it runs twice: first all answers are the library's, which must change nothing, and nothing is measured,
-    while the processes begin with the kernels that the second time needs.
+    compile, it runs twice: first all answers are the library's and nothing is measured, while the processes begin with
+    the kernels that the second time needs. With such answers it may change only what it would change in any case.
     """
-    if _pending.get() is not None and compilers.ready():
+    if _begun.get() is not None and compilers.ready():
         with choices.looking_ahead():
             run()
     return run()
@@ -98,3 +102,12 @@ def each(function: Compiles[..., Any], shape: Any, device: torch.device, ways: I
     for way in ways:
         if way != choices.LIBRARY:
             function.ahead(shape, way, capability_of(device))
+
+
+def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return (args, tuple(sorted(kwargs.items())))
+
+
+def _last_line(error: Exception) -> str:
+    """Of a traceback of elsewhere, what was raised."""
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]

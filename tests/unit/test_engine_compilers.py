@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -85,6 +86,23 @@ def test_a_build_that_wants_none_starts_none(pool: SimpleNamespace) -> None:
     with pytest.raises(KeyError), compilers.compiling(False):
         raise KeyError("in the build")
     assert (pool.asked, pool.stops) == ([], [])
+
+
+def test_a_server_that_does_not_end_is_killed(pool: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch waits for five minutes, and then leaves it. The build ends all the same, and the next has another."""
+
+    def never() -> None:
+        raise subprocess.TimeoutExpired("a server", 300)
+
+    server = SimpleNamespace(kill=lambda: pool.stops.append("killed"), wait=lambda: pool.stops.append("ended"))
+    module = sys.modules["torch._inductor.async_compile"]
+    monkeypatch.setattr(module, "shutdown_compile_workers", never)
+    monkeypatch.setattr(module, "_pool_set", [SimpleNamespace(process=server), SimpleNamespace()], raising=False)
+    monkeypatch.setattr(module, "after_fork", lambda: pool.stops.append("forgotten"), raising=False)
+    pool._ready_future = "of the old one"
+    with compilers.compiling(True):
+        pass
+    assert (pool.stops, pool._ready_future) == (["killed", "ended", "forgotten"], None)
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), RuntimeError("Attempting to use a closed pool")])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import pickle
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
@@ -12,9 +15,12 @@ import torch
 
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.private import compilers
+from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import EngineError
-from nimble_jobs.kernels import ahead, choices, depthwise_pass, pointwise_pass, separable_pass
+from nimble_jobs.kernels import ahead, choices, depthwise_pass, inductor_pass, pointwise_pass, separable_pass
 from nimble_jobs.kernels.ahead import Compiles, kernels_ahead, twice
+from nimble_jobs.planner.sources import source as sources
+from nimble_jobs.schedule import Program
 from nimble_jobs.task_times import TaskTimes
 from tests import prefork
 
@@ -31,6 +37,14 @@ def made(shape: str, way: str, capability: int) -> str:
     return f"{shape} {way} {capability}"
 
 
+@Compiles
+def slow(number: int) -> tuple[int, int]:
+    """Takes long in another process. With the process that made it."""
+    if multiprocessing.parent_process() is not None:
+        time.sleep(6)
+    return number, os.getpid()
+
+
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Callable[[], Any], Future[Any]]]:
     """What was submitted to the other processes, which answer when a test has them answer."""
@@ -43,7 +57,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Callable[[], Any], 
     monkeypatch.setattr(compilers, "ready", lambda: True)
     monkeypatch.setattr(compilers, "submit", submit)
     monkeypatch.setattr(ahead, "capability_of", lambda _: 90)
-    made._kept.cache_clear()
+    made._kept.clear()
     compiled_here.clear()
     return submitted
 
@@ -76,7 +90,8 @@ def test_what_another_process_cannot_make_is_made_here(processes: Any) -> None:
 
 
 def test_a_process_that_never_answers_is_not_waited_for(processes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_LONGEST_S", 0.01)
+    monkeypatch.setattr(compilers, "_LONGEST_S", 0.01)
+    monkeypatch.setattr(compilers, "_LOOKS_S", 0.01)
     with kernels_ahead():
         made.ahead("a", "x", 90)
         assert made("a", "x", 90) == "a x 90"
@@ -119,10 +134,12 @@ def test_looking_ahead_answers_the_library_and_measures_nothing(processes: Any) 
         assert (answers, compiled_here) == (["library", "y"], [("measured",)])
         assert own.made()[0].tasks == 1, "looking ahead is not counted"
         processes.clear()
-        with kernels_ahead():
-            twice(run)
-        assert [call.args for call, _ in processes] == [("a", "y", 90)]
-    assert answers[2:] == ["library", "y"]
+        for asked in ([], [("a", "y", 90)]):  # not what this process has
+            with kernels_ahead():
+                twice(run)
+            assert [call.args for call, _ in processes] == asked
+            made._kept.clear()
+    assert answers[2:] == ["library", "y"] * 2
 
 
 class Separable(torch.nn.Module):
@@ -192,3 +209,90 @@ print("equal")
 """
     done = prefork.run_light(script, check=False)
     assert done.stdout == "equal\n", done.stderr
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
+def test_a_server_that_ends_or_hangs_holds_nothing_up(signal: str) -> None:
+    """Real processes, whose server is killed, or stopped, with calls under way: they are made here, which is said once,
+    the next build has new processes, and all of them end.
+    """
+    script = f"""
+import functools, logging, os, signal, tempfile, time
+
+os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"
+warned = []
+logging.getLogger("nimble_jobs.kernels.ahead").addHandler(type("To", (logging.Handler,), {{"emit": warned.append}})())
+
+from torch._inductor.async_compile import AsyncCompile
+
+from nimble_jobs.engine.private import compilers
+from nimble_jobs.kernels import ahead, depthwise
+from tests.unit.test_kernels_ahead import slow
+
+compilers._LONGEST_S = 2.0
+
+
+def until_ready():
+    end = time.monotonic() + 60
+    while not compilers.ready() and time.monotonic() < end:
+        time.sleep(0.05)
+    return AsyncCompile.process_pool().process
+
+
+with compilers.compiling(True):
+    server = until_ready()
+    with ahead.kernels_ahead():
+        for number in range(3):
+            slow.ahead(number)
+        os.kill(server.pid, signal.{signal})
+        began = time.monotonic()
+        assert [slow(number) for number in range(3)] == [(number, os.getpid()) for number in range(3)]
+        assert time.monotonic() - began < 20
+    assert len(warned) == 1 and "since another one could not" in warned[0].getMessage(), warned
+    assert server.wait(5) is not None
+    another = until_ready()
+    assert another is not server
+    assert compilers.submit(os.getpid).result(60) not in (os.getpid(), server.pid)
+assert another.poll() is not None
+print("equal")
+"""
+    done = prefork.run_light(script, check=False)
+    assert done.stdout == "equal\n", done.stderr
+
+
+def test_a_recording_begins_with_all_kernels_that_its_passes_time(
+    processes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those over torch's functions, over Inductor's operators, and over what was recorded: each runs twice in it."""
+    looks: list[tuple[str, bool]] = []
+    passes: dict[str, Any] = {}
+
+    def noted(name: str) -> Callable[..., None]:
+        return lambda *_, **__: looks.append((name, choices._looking_ahead.get()))
+
+    def recorded(*_: Any) -> Recording:
+        for name in ("rewrite", "last"):
+            passes[name](torch.fx.Graph())
+        return Recording(program=Program(buffers=(), tasks=(), inputs=(), state=(), constants=(), outputs=()))
+
+    def own(recording: Recording, *_: Any, **__: Any) -> Recording:
+        twice(lambda: noted("tasks")())
+        return recording
+
+    for _, one, _ in sources._PASSES:
+        monkeypatch.setattr(one, "rewrite", noted("functions"))
+    monkeypatch.setattr(inductor_pass.epilogues, "choose_ways", noted("convolutions"))
+    monkeypatch.setattr(inductor_pass.split_k_pass, "split_products", noted("products"))
+    monkeypatch.setattr(sources, "compile_module", lambda _, **named: passes.update(named))
+    monkeypatch.setattr(sources, "record_compiled", recorded)
+    monkeypatch.setattr(sources, "with_own_depthwise", own)
+    source = sources.Source(kernels="epilogues", layout="given")
+    sources.record_source(torch.nn.ReLU(), source, {"x": torch.zeros(2)}, CPU)
+    functions = len(sources._PASSES)
+    assert looks == [
+        *[("functions", True)] * functions,
+        *[("functions", False)] * functions,
+        *[("convolutions", True), ("products", True), ("convolutions", False), ("products", False)],
+        *[("tasks", True), ("tasks", False)],
+    ]

@@ -356,6 +356,22 @@ def test_sources_are_compared_by_time_and_memory(monkeypatch: pytest.MonkeyPatch
     assert row(built, "eager kernels, channels-last, 1 stream").reason == reason
 
 
+def test_kernels_chosen_for_a_full_device_may_be_slow_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are what several streams are for."""
+    real = record_source
+
+    def recorded(module: nn.Module, source: Source, *args: Any, **kwargs: Any) -> Recording:
+        return real(module, Source(kernels="eager", layout="given"), *args, **kwargs)
+
+    with_two_streams(monkeypatch)
+    monkeypatch.setattr(targets, "record_source", recorded)
+    monkeypatch.setattr(MeasuredCandidate, "crowded", True)
+    measured_as(monkeypatch, [1] * 8, [9.0, 8.0, 7.0, 6.0, 99.0, 1.0])
+    built = searched(Twice(), monkeypatch, Source(kernels="epilogues", layout="given"), eager="reference")
+    assert row(built, "inductor kernels and ours, chosen side by side, 1 stream").replay_us == 99.0
+    assert row(built, "inductor kernels and ours, chosen side by side, 2 streams").chosen
+
+
 @pytest.mark.parametrize(("second_us", "tried"), [(14.9, True), (15.1, False)])
 def test_a_source_far_behind_on_one_stream_is_not_tried_on_several(
     monkeypatch: pytest.MonkeyPatch, second_us: float, tried: bool
@@ -386,6 +402,12 @@ def test_what_we_add_to_a_compilers_kernels_costs_no_candidate(monkeypatch: pyte
     monkeypatch.setattr(targets, "record_source", recorded)
     searched(Images(), monkeypatch, ours)
     assert tried == ["eager", "epilogues", "inductor"]
+    tried.clear()
+    folded = replace(ours, folded=FOLDED.folded)
+    rows = [c.name for c in searched(Images(), monkeypatch, folded).schedule.candidates]
+    assert tried == ["eager", "epilogues", "epilogues", "inductor"]
+    assert rows[2:4] == ["inductor kernels and ours, folded", "inductor kernels and ours"], "both failed"
+    assert "inductor kernels, folded, 1 stream" in rows
     tried.clear()
     searched(Images(), monkeypatch, plain, ours)
     assert tried == ["eager", "inductor", "epilogues"]

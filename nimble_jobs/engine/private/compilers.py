@@ -7,13 +7,17 @@ was none.
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 from nimble_jobs.engine.private.runtime import tested_version
 
+_LONGEST_S = 120.0  # that a call may take; a kernel takes a second or two
+_LOOKS_S = 1.0  # between two looks at a server that does not answer
 _GONE = (OSError, RuntimeError)  # the pool cannot be started, or has ended by itself
 _keepers: list[object] = []  # that want the processes to stay
 
@@ -26,17 +30,18 @@ def start_compilers() -> None:
 def ready() -> bool:
     """Whether a process waits for calls. To ask starts them."""
     pool = _pool()
+    if pool is None:
+        return False
     try:
-        return pool is not None and bool(pool.use_process_pool())
+        if _ended(pool.process_pool()):
+            _forget()  # Inductor would wait for it without end
+        return bool(pool.use_process_pool())
     except _GONE:
         return False
 
 
 def submit(call: Callable[[], Any]) -> Future[Any] | None:
-    """Have one of the processes make a call, which is pickled, as is its result; None if none of them is ready.
-
-    What the call raises is raised by the future, and so is their end.
-    """
+    """Have one of the processes make a call, which is pickled, as is its result; None if none of them is ready."""
     if not ready():
         return None
     try:
@@ -46,8 +51,28 @@ def submit(call: Callable[[], Any]) -> Future[Any] | None:
     return submitted
 
 
+def answer(submitted: Future[Any]) -> Any:
+    """What a call gives. Raises what it raises; TimeoutError if the processes have ended, or take two minutes: then
+    they are ended, and no other call of theirs will be answered.
+    """
+    end = time.monotonic() + _LONGEST_S
+    while True:
+        try:
+            return submitted.result(_LOOKS_S)
+        except TimeoutError:
+            pool = _pool()
+            if pool is not None and not _ended(pool.process_pool()) and time.monotonic() < end:
+                continue
+            _forget()
+            raise
+
+
 def same_assembler() -> None:
-    """Have Triton in this process assemble with what the processes assemble with, so that machine code is the same."""
+    """Have Triton in this process assemble with what the processes assemble with, so that machine code is the same.
+    As in the processes, a variable of the environment says so from then on, unless it is set.
+    """
+    if tested_version() is not None:
+        return
     try:
         from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
     except ImportError:
@@ -58,8 +83,12 @@ def same_assembler() -> None:
 def stop_compilers() -> None:
     """End the processes, which would go on taking time from the host, unless they are kept."""
     compiling = sys.modules.get("torch._inductor.async_compile")  # it is slow to load
-    if compiling is not None and not _keepers:
+    if compiling is None or _keepers:
+        return
+    try:
         compiling.shutdown_compile_workers()
+    except subprocess.TimeoutExpired:  # one of them is stuck
+        _forget()
 
 
 @contextlib.contextmanager
@@ -99,3 +128,23 @@ def _pool() -> Any:
     except ImportError:
         return None
     return AsyncCompile if get_compile_threads() > 1 else None
+
+
+def _ended(pool: Any) -> bool:
+    """Whether the server of the pool's processes has ended. Its pipes do not tell: this process holds both ends."""
+    server = getattr(pool, "process", None)
+    return server is not None and server.poll() is not None
+
+
+def _forget() -> None:
+    """End the servers at once, and have Inductor start another pool when it needs one. Their processes end within a
+    minute, when they notice.
+    """
+    module: Any = sys.modules["torch._inductor.async_compile"]
+    for pool in list(module._pool_set):
+        server = getattr(pool, "process", None)
+        if server is not None:
+            server.kill()
+            server.wait()
+    module.AsyncCompile._ready_future = None
+    module.after_fork()

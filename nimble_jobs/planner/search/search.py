@@ -25,6 +25,7 @@ from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search.candidate import PAYS, MeasuredCandidate, failed, left_out, measured_row, over_limit
 from nimble_jobs.planner.search.clock import Clock
 from nimble_jobs.planner.search.plans import (
+    far_behind,
     few_plans,
     may_compile,
     may_have_streams,
@@ -44,10 +45,10 @@ from nimble_jobs.planner.search.target import (
     name_of,
     whole_us,
 )
+from nimble_jobs.planner.sources.fold import Pairs
 from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Source
 from nimble_jobs.schedule import Candidate
 
-_FAR_BEHIND = 1.5  # times as long on one stream, and no number of streams made up for that in any model measured
 _HOPELESS = 0.9  # share of the critical path that a replay can take: tasks that are timed alone take a little longer
 
 
@@ -107,16 +108,18 @@ class Search:
         singles = [self._try(self._target.first, required=True)]
         waiting = [] if only_first else self._further_sources()
         tried: set[Kernels] = set()
+        pairs: Pairs = ()
         while waiting:
             source = waiting.pop(0)
             if self._out_of_time(source.name):
                 continue
             tried.add(source.kernels)
+            pairs = source.folded or pairs
             singles.append(self._try(source))
             if singles[-1] is None and source.folded and source.kernels != "eager":
                 waiting.insert(0, replace(source, folded=()))  # folded weights may not fit a narrow type
             elif singles[-1] is None and source.kernels == "epilogues" and "inductor" not in tried:
-                waiting.insert(0, replace(source, kernels="inductor", merged=()))  # without what we add to them
+                waiting.insert(0, replace(source, kernels="inductor", merged=(), folded=pairs))  # without what is ours
         return [single for single in singles if single is not None]
 
     def _further_sources(self) -> list[Source]:
@@ -187,17 +190,14 @@ class Search:
         return timed
 
     def _try_several_streams(self, single: MeasuredCandidate) -> None:
-        """Measure the plans of a source on several streams, unless it is far behind the others, or its bounds say that
-        they cannot pay.
-        """
+        """Measure the plans of a source on several streams, unless measurements say that they cannot pay."""
         target, name = self._target, f"{single.source.name}, several streams"
         assert self._best is not None
         if not any(may_have_streams(p.facts, self._options, target.device) for p in single.programs.values()):
             return
-        first = min((each for each in self.passed if each.row.streams == 1), key=lambda each: each.replay_us)
-        if single.replay_us > _FAR_BEHIND * first.replay_us:
-            takes = f"one stream takes {single.replay_us:.0f} us, and {first.row.name} {first.replay_us:.0f} us"
-            self.candidates.append(left_out(name, f"not tried: {takes}"))
+        behind = far_behind(single, self.passed)
+        if behind is not None:
+            self.candidates.append(left_out(name, f"not tried: {behind}"))
             return
         single = self.timed(single)
         if any(planned.facts.critical_path_us is None for planned in single.programs.values()):
