@@ -109,7 +109,7 @@ def _on_many(candidate: Candidate) -> bool | None:
 
 
 def facts_of(schedule: Schedule) -> dict[str, Any]:
-    """What the graph is like, and how far its replay is from the bounds."""
+    """What the graph is like, how far its replay is from the bounds, and where the time of the build went."""
     facts = dataclasses.asdict(schedule.facts)
     path, work = schedule.facts.critical_path_us, schedule.facts.total_work_us
     return facts | {
@@ -119,4 +119,5 @@ def facts_of(schedule: Schedule) -> dict[str, Any]:
         "over_total_work": schedule.replay_us / work if work else None,
         "planned_bytes": schedule.peak_bytes,
         "build_s": schedule.build_s,
+        "build_stages_s": dict(schedule.stages),
     }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from nimble_jobs.engine.recorder import Recorder
 
 PREFIX = "triton."
-_keepers: list[object] = []  # that want the compile processes to stay
 _RECORDED = {
     "allow_buffer_reuse": False,
     "inplace_buffers": False,
@@ -118,28 +116,6 @@ def refusing_compilers(what: str) -> Iterator[None]:
         except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as e:
             said = str(e).strip().partition("\n")[0]
             raise CannotRecord(f"Inductor cannot compile {what}: {said}") from e
-
-
-def stop_compilers() -> None:
-    """End Inductor's pool of compile processes, which would go on taking time from the host, unless it is kept."""
-    compiling = sys.modules.get("torch._inductor.async_compile")  # it is slow to load
-    if compiling is not None and not _keepers:
-        compiling.shutdown_compile_workers()
-
-
-@contextlib.contextmanager
-def keeping_compilers() -> Iterator[None]:
-    """While inside, the pool of compile processes stays for the next build.
-
-    A new pool takes seconds to start, in which this process compiles one kernel after the other.
-    """
-    keeper = object()
-    _keepers.append(keeper)
-    try:
-        yield
-    finally:
-        _keepers.remove(keeper)
-        stop_compilers()
 
 
 @contextlib.contextmanager

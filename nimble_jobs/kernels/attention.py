@@ -6,7 +6,6 @@ faster. In the recording our kernel takes its place.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from torch.nn import functional
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import static_triton
+from nimble_jobs.kernels.ahead import Compiles
 from nimble_jobs.kernels.own_kernels import Launched, tile_in
 from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, aligned, capability_of, is_dense, power_of_two
 from nimble_jobs.schedule import Program, Task, View
@@ -199,7 +199,7 @@ def _shape(task: Task) -> Shape | None:
     )
 
 
-@functools.lru_cache(maxsize=1024)
+@Compiles
 def compiled(shape: Shape, strides: Strides, scale: float, tile: str, capability: int) -> StaticKernel:
     """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 

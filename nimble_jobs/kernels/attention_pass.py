@@ -94,7 +94,8 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 def fastest(shape: Shape, device: torch.device) -> str | None:
     """The tile with which our kernel is fastest; None if the library is, now or as measured earlier."""
     more = {"task": "attention", "code": digest_of("attention", "attention_triton")}
-    way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, device), **more)
+    ways, ahead = ("library", *shape.tiles), choices.nothing_ahead  # of the few shapes `_times` begins with all tiles
+    way = choices.way_for(shape, ways, device, lambda: _times(shape, device), ahead, **more)
     return None if way == "library" else way
 
 
@@ -137,6 +138,8 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
         kernel = compiled(shape, strides, scale, tile, capability_of(device))
         return functools.partial(kernel, q, k, v, q if mask is None else mask, out)
 
+    for tile in shape.tiles:
+        compiled.ahead(shape, strides, scale, tile, capability_of(device))
     ways = Ways(shape.dtype)
     for tile in shape.tiles:
         ways.add(tile, functools.partial(ours, tile), theirs, out)

@@ -21,6 +21,14 @@ from nimble_jobs.engine.private.modes import modes_off
 from nimble_jobs.schedule import FORMAT_VERSION
 from nimble_jobs.task_times import Parts, TaskChoice, TaskTimes, task_key
 
+LIBRARY = "library"  # a way that every task has
+Ahead = Callable[[Collection[str]], object]  # is told which ways to run a task will be needed
+
+
+def nothing_ahead(_: Collection[str]) -> None:
+    """For ways that need no kernels of ours."""
+
+
 _NONE: Mapping[str, TaskTimes] = MappingProxyType({})
 
 
@@ -35,17 +43,25 @@ class Choices:
         self.used: set[str] = set()  # keys of choices of earlier builds that this build goes by
         self.doubted: set[str] = set()  # keys of choices of earlier builds that did not work
 
-    def choose(self, parts: Parts, ways: Collection[str], measure: Callable[[], TaskTimes]) -> str:
+    def choose(
+        self, parts: Parts, ways: Collection[str], measure: Callable[[], TaskTimes], ahead: Ahead = nothing_ahead
+    ) -> str:
         """The way to run a task of this kind, one of `ways`. A kind that no build has measured is measured now.
 
-        `parts` name the operation, shapes and settings, the device and its software. Raises what `measure` raises.
+        `parts` name the operation, shapes and settings, the device and its software. Inside of `looking_ahead`, `ahead`
+        is told the ways that will be needed. Raises what `measure` raises.
         """
         parts, copies = {**parts, "ways": ", ".join(ways)}, copies_at_once()
         if copies > 1:
             parts["at once"] = str(copies)
         key = task_key(parts)
         known = self._known(key)
-        if known is None or known.chosen not in ways:
+        if known is not None and known.chosen not in ways:
+            known = None
+        if _looking_ahead.get():
+            ahead(ways if known is None else [known.chosen])
+            return LIBRARY
+        if known is None:
             known = measure()
             if copies > 1:
                 known = replace(known, task=f"{known.task}, {copies} at once")
@@ -77,6 +93,7 @@ class Choices:
         return self.measured[key][1] if key in self.measured else self._earlier.get(key)
 
 
+_looking_ahead: ContextVar[bool] = ContextVar("looking ahead", default=False)
 _current: ContextVar[Choices] = ContextVar("choices", default=Choices())  # noqa: B039  # one for the process
 
 
@@ -95,16 +112,34 @@ def using(choices: Choices) -> Iterator[Choices]:
         _current.reset(before)
 
 
+@contextmanager
+def looking_ahead() -> Iterator[None]:
+    """Inside the block, every answer is the library's way, and nothing is measured or counted; what will be needed to
+    answer otherwise is begun.
+    """
+    token = _looking_ahead.set(True)
+    try:
+        yield
+    finally:
+        _looking_ahead.reset(token)
+
+
 def way_for(
-    shape: Any, ways: Collection[str], device: torch.device, measure: Callable[[], TaskTimes], **more: str
+    shape: Any,
+    ways: Collection[str],
+    device: torch.device,
+    measure: Callable[[], TaskTimes],
+    ahead: Ahead,
+    **more: str,
 ) -> str:
     """The way to run a task of this shape, a dataclass whose fields, with `more`, name all that decides its time.
 
-    A kind of task that no build has measured is measured now, on `device`. Raises what `measure` raises.
+    A kind of task that no build has measured is measured now, on `device`; inside of `looking_ahead`, `ahead` is told
+    the ways that will be needed. Raises what `measure` raises.
     """
     parts = {name: str(value) for name, value in asdict(shape).items()} | more | parts_here(device)
     with modes_off():
-        return current().choose(parts, ways, measure)
+        return current().choose(parts, ways, measure, ahead)
 
 
 def parts_here(device: torch.device) -> dict[str, str]:
@@ -118,6 +153,6 @@ def fastest_of(
     """What was measured, by way in microseconds, and the choice: the fastest way besides the library's, if it takes at
     most `gain` times what that takes. `failed` gives the reasons of ways that do not work.
     """
-    best = min((way for way in times if way != "library"), key=lambda way: times[way], default="library")
-    chosen = best if times[best] <= gain * times["library"] else "library"
+    best = min((way for way in times if way != LIBRARY), key=lambda way: times[way], default=LIBRARY)
+    chosen = best if times[best] <= gain * times[LIBRARY] else LIBRARY
     return TaskTimes(task=task, times_us=tuple(times.items()), chosen=chosen, failed=tuple(failed.items()))

@@ -21,6 +21,7 @@ from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import choices, static_triton
 from nimble_jobs.kernels.activations import ACTIVATIONS
+from nimble_jobs.kernels.ahead import Compiles, each, twice
 from nimble_jobs.kernels.own_kernels import digest_of, tile_in
 from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
 from nimble_jobs.kernels.ways import Ways, ends
@@ -138,20 +139,29 @@ def with_own_depthwise(recording: Recording, device: torch.device, *, like: Prog
         return recording
     kernels = dict(recording.kernels)
     tasks = []
-    for i, task in enumerate(recording.program.tasks):
-        shape = shape_of(task)
-        tile = None
-        if shape is not None and like is not None:
-            names = {like.tasks[i].op} if i < len(like.tasks) else set()
-            tile = tile_in(names)(shape, device)
-        elif shape is not None:
-            tile = _fastest(shape, _settings(task), device)
+    if like is None:
+        chosen = twice(lambda: [_chosen(task, device) for task in recording.program.tasks])
+    else:
+        chosen = [_chosen_as_in(like, i, task, device) for i, task in enumerate(recording.program.tasks)]
+    for task, (shape, tile) in zip(recording.program.tasks, chosen, strict=True):
         if shape is not None and tile is not None:
             kernel = compiled(shape, tile, capability_of(device))
             kernels[kernel.name] = kernel
             task = _ours(task, kernel, shape, tile)
         tasks.append(task)
     return replace(recording, program=replace(recording.program, tasks=tuple(tasks)), kernels=kernels)
+
+
+def _chosen(task: Task, device: torch.device) -> tuple[Shape | None, str | None]:
+    """The shape of a depthwise convolution that our kernel can compute, and the tile with which it is fastest."""
+    shape = shape_of(task)
+    return shape, None if shape is None else _fastest(shape, _settings(task), device)
+
+
+def _chosen_as_in(like: Program, i: int, task: Task, device: torch.device) -> tuple[Shape | None, str | None]:
+    """The same, as the task with this number was computed there."""
+    shape, names = shape_of(task), {like.tasks[i].op} if i < len(like.tasks) else set()
+    return shape, None if shape is None else tile_in(names)(shape, device)
 
 
 def shape_of(task: Task) -> Shape | None:
@@ -199,7 +209,7 @@ def shape_between(x: View, weight: View, out: View, settings: Sequence[int]) -> 
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@Compiles
 def compiled(shape: Shape, tile: str, capability: int, activation: str | None = None) -> StaticKernel:
     """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 
@@ -252,7 +262,8 @@ def constants(shape: Shape, tile: str, activation: str | None = None) -> dict[st
 def _fastest(shape: Shape, settings: tuple[Any, ...], device: torch.device) -> str | None:
     """The tile with which our kernel is fastest; None if the library is faster, or none of ours agrees with it."""
     more = {"task": "depthwise convolution", "settings": str(settings), "code": code_digest()}
-    way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, settings, device), **more)
+    ways, compiling = ("library", *shape.tiles), functools.partial(each, compiled, shape, device)
+    way = choices.way_for(shape, ways, device, lambda: _times(shape, settings, device), compiling, **more)
     return None if way == "library" else way
 
 

@@ -4,7 +4,7 @@ convolution and its activation, where our kernel is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -61,7 +61,13 @@ def fastest(one: Activated, device: torch.device) -> str | None:
     them, now or as measured earlier.
     """
     more = {"task": "depthwise convolution, activated", "activation": one.activation, "code": depthwise.code_digest()}
-    way = choices.way_for(one.shape, ("library", *one.tiles), device, lambda: _times(one, device), **more)
+
+    def ahead(ways: Iterable[str]) -> None:
+        for tile in ways:
+            if tile != choices.LIBRARY:
+                depthwise.compiled.ahead(one.shape, tile, capability_of(device), one.activation)
+
+    way = choices.way_for(one.shape, ("library", *one.tiles), device, lambda: _times(one, device), ahead, **more)
     return None if way == "library" else way
 
 

@@ -7,7 +7,7 @@ blocks would take long sums, our kernel that divides them (`split_k`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ import torch
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.fused_convolutions import CONVOLUTION_ADD_RELU, CONVOLUTION_RELU, MEMORY_FORMAT
 from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
-from nimble_jobs.kernels import choices, pointwise, pointwise_pass, split_k, split_k_pass, split_k_shape
+from nimble_jobs.kernels import ahead, choices, pointwise, pointwise_pass, split_k, split_k_pass, split_k_shape
 from nimble_jobs.task_times import TaskTimes
 
 Way = str  # "library", "fused", "product", "pointwise" with a tile of `pointwise`, or one of `split_k`
@@ -140,7 +140,13 @@ def fastest(group: Group, device: torch.device, without: Without = NOTHING) -> W
     ways = group.allowed(without)
     parts |= {"split": split_k.code_digest()} if set(ways) & set(group.split.ways) else {}
     parts |= {"pointwise": pointwise.code_digest()} if any(way.startswith(POINTWISE) for way in ways) else {}
-    return choices.current().choose(parts, ways, measured)
+
+    def ahead_of(ways: Collection[Way]) -> None:
+        tiles = [way.removeprefix(POINTWISE) for way in ways if way.startswith(POINTWISE)]
+        ahead.each(pointwise.compiled, group.pointwise, device, tiles)
+        ahead.each(split_k.compiled, group.split, device, [way for way in ways if way in group.split.ways])
+
+    return choices.current().choose(parts, ways, measured, ahead_of)
 
 
 def times_us(group: Group, device: torch.device, without: Without = NOTHING) -> dict[Way, float]:

@@ -11,7 +11,7 @@ from nimble_jobs.engine import fused_convolutions
 from nimble_jobs.engine.inductor import graph_pass
 from nimble_jobs.engine.measure import copies_at_once
 from nimble_jobs.kernel_switches import Kernel, Without, listed
-from nimble_jobs.kernels import epilogues, shared_products, split_k_pass
+from nimble_jobs.kernels import ahead, epilogues, shared_products, split_k_pass
 
 _DECIDING = (  # modules beside this one that decide what becomes of a graph
     "activations",
@@ -40,6 +40,9 @@ def inductor_pass(device: torch.device, without: Without) -> Any:
     def rewrite(graph: torch.fx.Graph) -> None:
         if Kernel.MERGED not in without:  # they are what makes products equal
             shared_products.share_products(graph)
+        ahead.twice(lambda: choose(graph))
+
+    def choose(graph: torch.fx.Graph) -> None:
         epilogues.choose_ways(graph, device, without=without)
         if Kernel.SPLIT_K not in without:
             split_k_pass.split_products(graph, device)

@@ -87,7 +87,8 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 def is_faster(shape: Shape, device: torch.device) -> bool:
     """Whether the product is faster than the library's convolution, now or as measured earlier."""
     more = {"task": "patches", "code": digest_of("patches_pass")}
-    return choices.way_for(shape, ("library", "product"), device, lambda: _times(shape, device), **more) == "product"
+    ways, ahead = ("library", "product"), choices.nothing_ahead
+    return choices.way_for(shape, ways, device, lambda: _times(shape, device), ahead, **more) == "product"
 
 
 def _times(shape: Shape, device: torch.device) -> TaskTimes:

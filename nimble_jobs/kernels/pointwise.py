@@ -11,7 +11,6 @@ kernel takes its place.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import static_triton
 from nimble_jobs.kernels.activations import ACTIVATIONS
+from nimble_jobs.kernels.ahead import Compiles
 from nimble_jobs.kernels.own_kernels import Launched, digest_of, tile_in
 from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, aligned, capability_of, lies
 from nimble_jobs.schedule import Program, Task, View
@@ -209,7 +209,7 @@ def code_digest() -> str:
     return digest_of("pointwise", "pointwise_triton", "activations_triton")
 
 
-@functools.lru_cache(maxsize=1024)
+@Compiles
 def compiled(shape: Shape, tile: str, capability: int) -> StaticKernel:
     """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 

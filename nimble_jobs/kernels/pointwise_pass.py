@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.measure import copies_at_once
-from nimble_jobs.kernels import choices
+from nimble_jobs.kernels import ahead, choices
 from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of
 from nimble_jobs.kernels.fx_nodes import between, comes_before, fixed_example, only_reads
 from nimble_jobs.kernels.pointwise import OPERATOR, Shape, Wanted, code_digest, compiled, tensors_of
@@ -69,7 +69,8 @@ def fastest(shape: Shape, device: torch.device) -> str | None:
     """The tile with which our kernel is fastest; None if the library is, now or as measured earlier."""
     more = {"task": "pointwise convolution", "code": code_digest()}
     ways = ("library", *shape.tiles_beside(copies_at_once()))
-    way = choices.way_for(shape, ways, device, lambda: _times(shape, device), **more)
+    each = functools.partial(ahead.each, compiled, shape, device)
+    way = choices.way_for(shape, ways, device, lambda: _times(shape, device), each, **more)
     return None if way == "library" else way
 
 

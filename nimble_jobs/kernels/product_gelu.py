@@ -18,6 +18,7 @@ from torch.nn import functional
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import static_triton
+from nimble_jobs.kernels.ahead import Compiles
 from nimble_jobs.kernels.own_kernels import Launched, tile_in
 from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, capability_of, is_dense
 from nimble_jobs.schedule import Program, Task, View
@@ -117,7 +118,7 @@ def shape_of(task: Task) -> Shape | None:
     return shape if task.args[3] in shape.tiles else None
 
 
-@functools.lru_cache(maxsize=1024)
+@Compiles
 def compiled(shape: Shape, tile: str, capability: int) -> StaticKernel:
     """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 

@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional
 
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.kernels import choices
+from nimble_jobs.kernels import ahead, choices
 from nimble_jobs.kernels.own_kernels import digest_of
 from nimble_jobs.kernels.product_gelu import OPERATOR, Shape, Wanted, compiled
 from nimble_jobs.kernels.static_triton import capability_of
@@ -51,7 +51,8 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 def fastest(shape: Shape, device: torch.device) -> str | None:
     """The tile with which our kernel is fastest; None if the library is, now or as measured earlier."""
     more = {"task": "linear layer, GELU", "code": digest_of("product_gelu", "product_gelu_triton")}
-    way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, device), **more)
+    each = functools.partial(ahead.each, compiled, shape, device)
+    way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, device), each, **more)
     return None if way == "library" else way
 
 

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.nn import functional
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.errors import EngineError
-from nimble_jobs.kernels import choices, depthwise, fx_nodes, pointwise, pointwise_pass
+from nimble_jobs.kernels import ahead, choices, depthwise, fx_nodes, pointwise, pointwise_pass
 from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of, writes_in_place
 from nimble_jobs.kernels.depthwise_pass import depthwise_call
 from nimble_jobs.kernels.fx_nodes import fixed_example, only_reads, only_user
@@ -78,7 +78,16 @@ def fastest(shape: Shape, device: torch.device) -> str | None:
         "code": code_digest(),
         "other code": digest_of("separable_pass", "depthwise", "depthwise_triton", "pointwise", "pointwise_triton"),
     }
-    way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, device), **more)
+
+    def ahead_of(ways: Collection[str]) -> None:
+        ahead.each(compiled, shape, device, ways)
+        if len(ways) > 1:  # they are timed
+            second = _product_shape(shape)
+            ahead.each(pointwise.compiled, second, device, second.tiles_beside(measure.copies_at_once()))
+            for tile in shape.depth.tiles:
+                depthwise.compiled.ahead(shape.depth, tile, capability_of(device), _activation(shape))
+
+    way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, device), ahead_of, **more)
     return None if way == "library" else way
 
 
@@ -143,17 +152,28 @@ def _pairs(
             return torch.add(found, other.permute(0, 2, 3, 1).reshape(-1, shape.features))
         return ACTIVATIONS[shape.activation](found)
 
-    second = pointwise.Shape(
-        dtype=shape.depth.dtype,
-        pixels=rows.shape[0],
-        inputs=shape.depth.channels,
+    ours = pointwise_pass.ways_of(_product_shape(shape), middle, weight, bias, other, device)
+    products = [product, *ours.calls.values()]
+    for pair in itertools.product(windows, products):
+        yield functools.partial(_in_turn, *pair)
+
+
+def _product_shape(shape: Shape) -> pointwise.Shape:
+    """The second of the two kernels."""
+    depth = shape.depth
+    return pointwise.Shape(
+        dtype=depth.dtype,
+        pixels=depth.places,
+        inputs=depth.channels,
         features=shape.features,
         added=shape.added,
         activation=shape.activation,
     )
-    products = [product, *pointwise_pass.ways_of(second, middle, weight, bias, other, device).calls.values()]
-    for pair in itertools.product(windows, products):
-        yield functools.partial(_in_turn, *pair)
+
+
+def _activation(shape: Shape) -> str | None:
+    """Of the first of the two kernels; None if it adds no bias."""
+    return shape.between if shape.depth_bias else None
 
 
 def _in_turn(first: Callable[[], object], second: Callable[[], object]) -> None:
@@ -178,7 +198,7 @@ def _windows(
     windows: list[Callable[[], object]] = []
     for tile in depth.tiles:
         with contextlib.suppress(EngineError):
-            kernel = depthwise.compiled(depth, tile, capability, None if bias is None else shape.between)
+            kernel = depthwise.compiled(depth, tile, capability, _activation(shape))
             windows.append(functools.partial(kernel, *given, *depth.sizes(tile)))
     return windows or [library], middle
 

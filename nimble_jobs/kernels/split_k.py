@@ -14,7 +14,6 @@ kernel is faster. In the recording our kernel takes their place.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.nn import functional
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import static_triton
+from nimble_jobs.kernels.ahead import Compiles
 from nimble_jobs.kernels.own_kernels import Launched, digest_of
 from nimble_jobs.kernels.split_k_shape import Shape, constants, parts_of, product_shape, tile_of
 from nimble_jobs.kernels.static_triton import TYPES, Launch, capability_of, is_dense, lies
@@ -114,7 +114,7 @@ def _way_of(task: Task) -> str:
     return str(task.args[4 if task.op == str(CONVOLUTION) else 2])
 
 
-@functools.lru_cache(maxsize=1024)
+@Compiles
 def compiled(shape: Shape, way: str, capability: int) -> StaticKernel:
     """Compile the kernel for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 

@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.engine.private.operators import OpOverload
-from nimble_jobs.kernels import choices
+from nimble_jobs.kernels import ahead, choices
 from nimble_jobs.kernels.fx_nodes import add_call
 from nimble_jobs.kernels.split_k import CONVOLUTION, PRODUCT, code_digest, compiled
 from nimble_jobs.kernels.split_k_shape import Shape, parts_of, product_shape
@@ -100,7 +100,9 @@ def split_products(graph: Graph, device: torch.device, chosen: Callable[[Shape, 
 def fastest(shape: Shape, device: torch.device, *, followed: bool = True) -> str:
     """The fastest way to run a product, now or as measured earlier. `followed`: a pointwise kernel runs in any case."""
     more = {"task": "linear layer", "code": code_digest(), "followed": str(followed)}
-    return choices.way_for(shape, ("library", *shape.ways), device, lambda: _times(shape, device, followed), **more)
+    each = functools.partial(ahead.each, compiled, shape, device)
+    ways = ("library", *shape.ways)
+    return choices.way_for(shape, ways, device, lambda: _times(shape, device, followed), each, **more)
 
 
 def _times(shape: Shape, device: torch.device, followed: bool) -> TaskTimes:

@@ -6,7 +6,6 @@ kernels are faster, and in the recording our kernels take their place. They are 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import static_triton
+from nimble_jobs.kernels.ahead import Compiles
 from nimble_jobs.kernels.own_kernels import Launched
 from nimble_jobs.kernels.static_triton import MOST, TYPES, Launch, capability_of, is_dense, lies, power_of_two
 from nimble_jobs.schedule import Program, Task, View
@@ -193,7 +193,7 @@ def supported(shape: Shape) -> bool:
     return shape.dtype in TYPES and 0 < elements < MOST and 0 < shape.hidden <= MOST_HIDDEN and shape.images < 2**16
 
 
-@functools.lru_cache(maxsize=1024)
+@Compiles
 def compiled(shape: Shape, capability: int) -> tuple[StaticKernel, StaticKernel]:
     """Compile both kernels for a GPU of this compute capability, such as 90. Needs Triton, but no GPU.
 

@@ -5,7 +5,7 @@ our kernels for them are faster.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,12 @@ def is_faster(shape: Shape, device: torch.device) -> bool:
         "task": "squeeze-and-excitation",
         "code": digest_of("squeeze_excite", "squeeze_excite_triton", "activations_triton"),
     }
-    return choices.way_for(shape, ("library", "ours"), device, lambda: _times(shape, device), **more) == "ours"
+
+    def ahead(ways: Collection[str]) -> None:
+        if "ours" in ways:
+            compiled.ahead(shape, capability_of(device))
+
+    return choices.way_for(shape, ("library", "ours"), device, lambda: _times(shape, device), ahead, **more) == "ours"
 
 
 def _times(shape: Shape, device: torch.device) -> TaskTimes:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from nimble_jobs.engine.private.compilers import same_assembler
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.errors import EngineError, first_line
 from nimble_jobs.schedule import View
@@ -40,6 +41,7 @@ def compiled(
     `pointers` give the type of each tensor by the name of its argument, in order; the last one is written and all are
     aligned to 16 bytes. `sizes` are integers that follow them. Raises EngineError if Triton cannot compile it.
     """
+    same_assembler()
     from triton import compile as compile_kernel
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -144,7 +144,7 @@ def _subject(
 def _searched(target: PairTarget, options: BuildOptions, call: nn.Module, given: Tensors) -> _Choice:
     """The fastest candidate, captured and checked again. Raises CannotRecord, CheckFailed, EngineError, OutOfMemory."""
     subject, search = target.subject, Search(target, options)
-    winner = search.run()
+    winner = search.timed(search.run())
     _refuse_writes(target.step(winner.source), call, subject)
     forward_us = measure.time_us(lambda: call(*given.values()), target.device)
     step_us = measure.time_us(lambda: subject.step(subject.inputs), target.device)

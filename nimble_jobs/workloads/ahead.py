@@ -11,7 +11,7 @@ import torch
 
 from nimble_jobs.data import open_reader
 from nimble_jobs.engine import device as devices
-from nimble_jobs.engine.inductor import keeping_compilers
+from nimble_jobs.engine.private.compilers import keeping_compilers
 from nimble_jobs.errors import UsageError
 from nimble_jobs.models import permission
 from nimble_jobs.models.pictures import with_model_transform

@@ -8,7 +8,7 @@ from typing import Any
 
 from nimble_jobs.data import AnyStaging
 from nimble_jobs.engine import device as devices
-from nimble_jobs.engine.inductor import keeping_compilers
+from nimble_jobs.engine.private.compilers import keeping_compilers
 from nimble_jobs.models import permission
 from nimble_jobs.planner import Loaded, Siblings, leave, prepare
 from nimble_jobs.planner.module.limits import Limits, find_limits

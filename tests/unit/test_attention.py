@@ -15,6 +15,7 @@ from torch.nn import functional
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.kernels import attention, attention_pass, ways
+from nimble_jobs.kernels.ahead import Compiles
 from nimble_jobs.kernels.attention import OPERATOR, TILES, Mask, Shape, Strides, launched, wanted_as_in
 from nimble_jobs.kernels.choices import Choices, using
 from nimble_jobs.kernels.own_kernels import put_in_place
@@ -284,7 +285,7 @@ def test_the_fastest_tile_must_be_faster_and_agree(
     assert SHAPE.tiles == ("32x128", "64x64", "64x128")
     monkeypatch.setattr(Shape, "tiles", ("32x128", "64x64"))
     norms = iter(1.0 if i == wrong else 0.0 for i in range(len(TILES)))
-    monkeypatch.setattr(attention_pass, "compiled", lambda *_: lambda *_: None)
+    monkeypatch.setattr(attention_pass, "compiled", Compiles(lambda *_: lambda *_: None))
     monkeypatch.setattr(attention_pass, "capability_of", lambda _: 90)
     monkeypatch.setattr(ways, "relative_norm", lambda *_: next(norms))
 

@@ -98,7 +98,7 @@ def test_what_triton_cannot_compile_is_an_error_of_the_engine(monkeypatch: pytes
     shape = depthwise.shape_of(_task())
     assert shape is not None
     monkeypatch.setattr("triton.compile", fails)
-    depthwise.compiled.cache_clear()
+    depthwise.compiled._kept.clear()
     with pytest.raises(EngineError, match=r"Triton cannot compile the kernel .*: ValueError: no such target$"):
         depthwise.compiled(shape, "4x4x16", 90)
 

@@ -1,13 +1,16 @@
-"""Inductor's compile processes end with the build that started them, or with the last of several builds."""
+"""Inductor's compile processes begin and end with the build that wants them, or end with the last of several."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from nimble_jobs.engine.inductor import keeping_compilers, stop_compilers
+from nimble_jobs.engine.private import compilers
+from nimble_jobs.engine.private.compilers import keeping_compilers, stop_compilers
 
 
 @pytest.fixture
@@ -48,3 +51,89 @@ def test_where_nothing_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     with keeping_compilers():
         pass
     assert "torch._inductor.async_compile" not in sys.modules
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch, stops: list[str]) -> SimpleNamespace:
+    """A stand-in for Inductor's pool of two processes, which become ready at their second question."""
+    asked: list[str] = []
+
+    def use_process_pool() -> bool:
+        asked.append("asked")
+        return len(asked) > 1
+
+    found = SimpleNamespace(asked=asked, stops=stops, submitted=[], threads=2, use_process_pool=use_process_pool)
+    found.process_pool = lambda: SimpleNamespace(submit=lambda call: found.submitted.append(call) or "a future")
+    module = sys.modules["torch._inductor.async_compile"]
+    monkeypatch.setattr(module, "AsyncCompile", found, raising=False)
+    monkeypatch.setattr(module, "get_compile_threads", lambda: found.threads, raising=False)
+    return found
+
+
+def test_processes_are_started_for_a_build_and_take_calls_once_they_are_ready(pool: SimpleNamespace) -> None:
+    with compilers.compiling(True):
+        assert (pool.asked, pool.stops) == (["asked"], [])
+        assert compilers.submit(print) == "a future"
+    assert (pool.submitted, pool.stops) == ([print], ["stopped"])
+
+
+def test_before_they_are_ready_nothing_is_submitted(pool: SimpleNamespace) -> None:
+    assert compilers.submit(print) is None
+    assert pool.submitted == []
+
+
+def test_a_build_that_wants_none_starts_none(pool: SimpleNamespace) -> None:
+    with pytest.raises(KeyError), compilers.compiling(False):
+        raise KeyError("in the build")
+    assert (pool.asked, pool.stops) == ([], [])
+
+
+def test_a_server_that_does_not_end_is_killed(pool: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch waits for five minutes, and then leaves it. The build ends all the same, and the next has another."""
+
+    def never() -> None:
+        raise subprocess.TimeoutExpired("a server", 300)
+
+    server = SimpleNamespace(kill=lambda: pool.stops.append("killed"), wait=lambda: pool.stops.append("ended"))
+    module = sys.modules["torch._inductor.async_compile"]
+    monkeypatch.setattr(module, "shutdown_compile_workers", never)
+    monkeypatch.setattr(module, "_pool_set", [SimpleNamespace(process=server), SimpleNamespace()], raising=False)
+    monkeypatch.setattr(module, "after_fork", lambda: pool.stops.append("forgotten"), raising=False)
+    pool._ready_future = "of the old one"
+    with compilers.compiling(True):
+        pass
+    assert (pool.stops, pool._ready_future) == (["killed", "ended", "forgotten"], None)
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(), RuntimeError("Attempting to use a closed pool")])
+def test_a_pool_that_has_ended_takes_no_calls(pool: SimpleNamespace, error: Exception) -> None:
+    """Someone may have killed its processes, or they cannot be started."""
+
+    def fails(*_: Any) -> Any:
+        raise error
+
+    pool.asked.append("ready by now")
+    pool.process_pool = lambda: SimpleNamespace(submit=fails)
+    assert compilers.ready()
+    assert compilers.submit(print) is None
+    pool.use_process_pool = fails
+    with compilers.compiling(True):
+        assert not compilers.ready()
+
+
+@pytest.mark.parametrize("lacks", ["processes", "names", "a tested torch"])
+def test_where_there_is_no_pool_calls_are_made_here(
+    pool: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    """A setting may want none, and another torch may have another one."""
+    if lacks == "processes":
+        pool.threads = 1
+    elif lacks == "names":
+        monkeypatch.delattr(sys.modules["torch._inductor.async_compile"], "AsyncCompile")
+    else:
+        monkeypatch.setattr(compilers, "tested_version", lambda: "torch 9 was not tested")
+    pool.asked.append("ready by now")
+    with compilers.compiling(True):
+        assert not compilers.ready()
+        assert compilers.submit(print) is None
+    assert pool.submitted == []

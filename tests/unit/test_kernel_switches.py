@@ -434,15 +434,17 @@ def test_sources_of_a_compiler_carry_what_is_off(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(ForwardTarget, "further", further)
     off = without(Kernel.ATTENTION, Kernel.FUSED_CONVOLUTION)
-    options = BuildOptions(fold=True, streams=1, without=off)
-    build_best(Block().eval(), {"x": torch.randn(2, 3, 8, 8)}, "key", options, CPU).close()
-    assert [(each.kernels, each.without) for each in seen] == [
-        ("eager", NOTHING),
-        ("eager", NOTHING),
-        ("inductor", off),
-        ("epilogues", off),
-        ("max-autotune", off),
-    ]
+    for fuse in ("auto", "max"):
+        seen.clear()
+        options = BuildOptions(fold=True, streams=1, without=off, fuse=fuse)
+        build_best(Block().eval(), {"x": torch.randn(2, 3, 8, 8)}, "key", options, CPU).close()
+        assert [(each.kernels, each.without) for each in seen] == [
+            ("eager", NOTHING),
+            ("eager", NOTHING),
+            *([("inductor", off)] if fuse == "max" else []),
+            ("epilogues", off),
+            ("max-autotune", off),
+        ]
     assert len({each.name for each in seen}) == len(seen)
     assert not [each.name for each in seen if "fused convolutions" in each.name]
 

@@ -150,29 +150,72 @@ def test_choices_of_a_source_that_fails_are_doubted(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("error", [OutOfMemory("full"), torch.OutOfMemoryError("full"), ValueError("no")])
-@pytest.mark.parametrize("place", ["task_times_us", "time_us"])
-def test_what_fails_while_it_is_timed_is_left_out_too(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, place: str
-) -> None:
-    """Only the first source may fail the search; there torch's own error for a full device becomes ours."""
-    real, calls = getattr(measure, place), 0
+def test_what_fails_while_it_is_timed_is_left_out_too(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Only the first source may fail the search."""
+    real, calls = measure.time_us, 0
 
     def second_fails(*args: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls > (2 if place == "time_us" else 1):  # eager is timed first
+        if calls > 2:  # eager is timed first
             raise error
         return real(*args, **named)
 
-    monkeypatch.setattr(measure, place, second_fails)
+    monkeypatch.setattr(measure, "time_us", second_fails)
     built = searched(Images(), monkeypatch, LAST)
     reasons = [c.reason for c in built.schedule.candidates if c.name.startswith(LAST.name)]
     no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     assert reasons == ["not built: not enough memory on the device" if no_memory else "not built: ValueError: no"]
     calls = 2
-    expected = OutOfMemory if no_memory and place == "task_times_us" else type(error) if no_memory else CannotRecord
-    with pytest.raises(expected):
+    with pytest.raises(type(error) if no_memory else CannotRecord):
         searched(Images(), monkeypatch, LAST)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (torch.OutOfMemoryError("full"), "not built: not enough memory on the device"),
+        (ValueError("no"), "not built: ValueError: no"),
+    ],
+)
+def test_a_candidate_whose_tasks_cannot_be_timed_is_used_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    """Drawings and bounds lack the times, and a row says why; plans with several streams, which need them, are not
+    tried.
+    """
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    with_two_streams(monkeypatch)
+    monkeypatch.setattr(measure, "task_times_us", fails)
+    built = searched(Twice(), monkeypatch, eager="reference")
+    assert row(built, "eager kernels, 1 stream").chosen
+    assert row(built, "eager kernels, 1 stream, each task alone").reason == reason
+    assert built.schedule.durations_us == ()
+    assert built.failure is None
+    assert not any("2 streams" in c.name for c in built.schedule.candidates)
+    assert Schedule.from_json(built.schedule.to_json()) == built.schedule
+
+
+def test_only_what_streams_need_and_what_is_kept_is_timed_task_by_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device without streams that is the winner, whichever source it is of; else all that are not far behind."""
+    timed: list[int] = []
+    real = measure.task_times_us
+    monkeypatch.setattr(measure, "task_times_us", lambda *a, **k: (timed.append(1), real(*a, **k))[1])
+    measured_as(monkeypatch, [1] * 8, [10.0, 9.0])
+    built = searched(Images(), monkeypatch, LAST, eager="reference")
+    assert row(built, "eager kernels, channels-last, 1 stream").chosen
+    assert len(timed) == 1
+    assert len(built.schedule.durations_us) == len(built.schedule.program.tasks)
+    assert built.schedule.facts.critical_path_us is not None
+    with_two_streams(monkeypatch)
+    for second_us, times in ((14.0, 2), (16.0, 1)):
+        timed.clear()
+        measured_as(monkeypatch, [1] * 8, [10.0, second_us, 9.9, 9.9, 9.9])
+        searched(Twice(), monkeypatch, LAST, eager="reference")
+        assert len(timed) == times
 
 
 def test_a_lost_device_is_no_reason_to_try_another_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -313,6 +356,37 @@ def test_sources_are_compared_by_time_and_memory(monkeypatch: pytest.MonkeyPatch
     assert row(built, "eager kernels, channels-last, 1 stream").reason == reason
 
 
+def test_kernels_chosen_for_a_full_device_may_be_slow_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are what several streams are for."""
+    real = record_source
+
+    def recorded(module: nn.Module, source: Source, *args: Any, **kwargs: Any) -> Recording:
+        return real(module, Source(kernels="eager", layout="given"), *args, **kwargs)
+
+    with_two_streams(monkeypatch)
+    monkeypatch.setattr(targets, "record_source", recorded)
+    monkeypatch.setattr(MeasuredCandidate, "crowded", True)
+    measured_as(monkeypatch, [1] * 8, [9.0, 8.0, 7.0, 6.0, 99.0, 1.0])
+    built = searched(Twice(), monkeypatch, Source(kernels="epilogues", layout="given"), eager="reference")
+    assert row(built, "inductor kernels and ours, chosen side by side, 1 stream").replay_us == 99.0
+    assert row(built, "inductor kernels and ours, chosen side by side, 2 streams").chosen
+
+
+@pytest.mark.parametrize(("second_us", "tried"), [(14.9, True), (15.1, False)])
+def test_a_source_far_behind_on_one_stream_is_not_tried_on_several(
+    monkeypatch: pytest.MonkeyPatch, second_us: float, tried: bool
+) -> None:
+    """Streams do not make up for half as long again; the table says so."""
+    with_two_streams(monkeypatch)
+    measured_as(monkeypatch, [1] * 8, [10.0, second_us, 9.0, 8.0])
+    built = searched(Twice(), monkeypatch, LAST, eager="reference")
+    rows = {c.name: c for c in built.schedule.candidates}
+    assert rows["eager kernels, 2 streams"].replay_us == 9.0
+    assert ("eager kernels, channels-last, 2 streams" in rows) == tried
+    reason = "not tried: one stream takes 15 us, and eager kernels, 1 stream 10 us"
+    assert tried or rows["eager kernels, channels-last, several streams"].reason == reason
+
+
 def test_what_we_add_to_a_compilers_kernels_costs_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a source with our additions fails, and the compiler's own kernels were not tried, they are; else not again."""
     ours, plain = (Source(kernels=kernels, layout="given") for kernels in ("epilogues", "inductor"))
@@ -328,6 +402,12 @@ def test_what_we_add_to_a_compilers_kernels_costs_no_candidate(monkeypatch: pyte
     monkeypatch.setattr(targets, "record_source", recorded)
     searched(Images(), monkeypatch, ours)
     assert tried == ["eager", "epilogues", "inductor"]
+    tried.clear()
+    folded = replace(ours, folded=FOLDED.folded)
+    rows = [c.name for c in searched(Images(), monkeypatch, folded).schedule.candidates]
+    assert tried == ["eager", "epilogues", "epilogues", "inductor"]
+    assert rows[2:4] == ["inductor kernels and ours, folded", "inductor kernels and ours"], "both failed"
+    assert "inductor kernels, folded, 1 stream" in rows
     tried.clear()
     searched(Images(), monkeypatch, plain, ours)
     assert tried == ["eager", "inductor", "epilogues"]

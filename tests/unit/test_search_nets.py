@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from nimble_jobs.engine import device as devices
+from nimble_jobs.engine.private import compilers
 from nimble_jobs.nimble import Nimble
 from nimble_jobs.planner.forward.build import build_best
 from nimble_jobs.planner.keys.options import BuildOptions
@@ -55,12 +56,12 @@ Searched = Callable[[], tuple[Candidate, ...]]
 
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The CPU is given compilers. Notes each time that they are stopped."""
+    """The CPU is given compilers. Notes each time that they are stopped; none are started."""
     able = replace(devices.able(CPU), compilers=True)
     monkeypatch.setattr(devices, "able", lambda _: able)
     noted: list[str] = []
-    module = sys.modules["nimble_jobs.planner.search.search"]
-    monkeypatch.setattr(module, "stop_compilers", lambda: noted.append("stopped"))
+    monkeypatch.setattr(compilers, "start_compilers", lambda: None)
+    monkeypatch.setattr(compilers, "stop_compilers", lambda: noted.append("stopped"))
     return noted
 
 
@@ -109,8 +110,8 @@ def test_compilers_of_an_untested_torch_are_not_tried(
     search: Searched, stopped: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table says why; nothing is compiled, and there is nothing to stop."""
-    module = sys.modules["nimble_jobs.planner.search.search"]
-    monkeypatch.setattr(module, "tested_version", lambda: "torch 9 was not tested")
+    for module in (sys.modules["nimble_jobs.planner.search.search"], compilers):
+        monkeypatch.setattr(module, "tested_version", lambda: "torch 9 was not tested")
     calls = compiler(monkeypatch, RuntimeError("no"))
     rows = {c.name: c.reason for c in search()}
     assert rows["inductor kernels"] == "not tried: torch 9 was not tested"

@@ -222,7 +222,7 @@ class _Build:
     def _searched(self) -> tuple[MeasuredCandidate, Contest | None]:
         """The best of all candidates, and how it did against eager."""
         winner = self._search.run(only_first=self._options.quick)
-        winner = self._in_flight(winner, self._options)
+        winner = self._search.timed(self._in_flight(winner, self._options))
         return winner, self._against_eager(winner) if winner.failure is None else None
 
     def _taken_over(self, precedent: Precedent) -> tuple[MeasuredCandidate, Contest | None] | None:

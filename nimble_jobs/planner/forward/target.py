@@ -117,10 +117,10 @@ class ForwardTarget:
         if pairs or groups:
             sources.append(Source(kernels="eager", layout=layout, folded=pairs, merged=groups))
         for each in kernels:  # the same kernels do less work over folded weights
+            if each == "inductor" and "epilogues" in kernels and self._options.fuse != "max":
+                continue  # with ours, they are faster nearly always, and to compile both takes twice as long
             if each == "onednn" and not (self._may_pack and packs_weights(program)):
                 continue
-            if each == "inductor" and layout == "given" and not groups and "epilogues" in kernels:
-                continue  # no image whose convolutions would lose by their epilogues: the other holds the same kernels
             merged = groups if each in ("epilogues", "onednn") else ()
             sources.append(Source(kernels=each, layout=layout, folded=pairs, merged=merged, without=without))
         return sources

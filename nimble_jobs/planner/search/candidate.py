@@ -67,6 +67,22 @@ def over_limit(nbytes: int, limit: int | None) -> str | None:
     return None if limit is None or nbytes <= limit else f"needs {nbytes} bytes, more than the {limit} that it may use"
 
 
+def measured_row(
+    name: str, replay_us: float, records: int, nbytes: int, *, error: float | None, reason: str, streams: int
+) -> Candidate:
+    """A candidate that was measured: the time of a replay of `records`. `reason`: why it must not be used, or empty."""
+    return Candidate(
+        name=name,
+        replay_us=replay_us,
+        records_per_s=records / replay_us * 1e6,
+        peak_bytes=nbytes,
+        error=error,
+        chosen=False,
+        reason=reason,
+        streams=streams,
+    )
+
+
 def left_out(name: str, reason: str, *, error: float | None = None, streams: int | None = None) -> Candidate:
     """A candidate that was not measured, and why."""
     return Candidate(

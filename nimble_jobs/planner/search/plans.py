@@ -19,10 +19,13 @@ from nimble_jobs.errors import OutOfMemory
 from nimble_jobs.graph import Analysis
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.keys.options import BuildOptions
-from nimble_jobs.planner.search.target import PlannedProgram, Programs
+from nimble_jobs.planner.search.candidate import MeasuredCandidate
+from nimble_jobs.planner.search.target import PlannedProgram, Programs, Target
+from nimble_jobs.planner.sources.source import Kernels, Source
 from nimble_jobs.schedule import GraphFacts, Plan
 
 _CAPS = (2, 4, 8, 16)
+_FAR_BEHIND = 1.5  # times as long on one stream, which no number of streams made up for where it was measured
 _WORTH_TRYING = 0.98  # critical path over total work, above which streams are not tried
 _MOST_STREAMS = 32  # gradients of weights are all independent, and libraries keep a workspace for every stream
 _FEWER_STREAMS = 8  # the most of plans with fewer streams than may run at once
@@ -68,6 +71,16 @@ def plan_on_one_stream(recording: Recording) -> PlannedProgram:
     )
 
 
+def with_times(target: Target, source: Source, programs: Programs) -> Programs:
+    """Programs that are planned on one stream, with the time of each task alone. Raises EngineError, OutOfMemory."""
+    found = {}
+    for role, planned in programs.items():
+        times = target.task_times_us(source, role, planned.recording, planned.plan)
+        _, facts = planned.analysis.single_stream(times)
+        found[role] = replace(planned, facts=facts, durations_us=times)
+    return found
+
+
 def plan_on_streams(program: PlannedProgram, streams: int) -> PlannedProgram:
     """The program with a plan on at most so many streams."""
     return with_plan(program, *program.analysis.plan(durations_us=program.durations_us, max_streams=streams))
@@ -100,9 +113,26 @@ def plans_with_streams(
     return [*capped, full], None
 
 
+def may_compile(options: BuildOptions, device: torch.device) -> list[Kernels]:
+    """The kernels that a compiler may make for this device."""
+    if options.fuse == "off" or not devices.able(device).compilers:
+        return []
+    return ["inductor", "epilogues"] if options.fuse == "auto" else ["inductor", "epilogues", "max-autotune"]
+
+
 def may_have_streams(facts: GraphFacts, options: BuildOptions, device: torch.device) -> bool:
     """Whether several streams are allowed, and there is something to run on them."""
     return devices.able(device).streams and options.streams != 1 and facts.width >= 2
+
+
+def far_behind(one: MeasuredCandidate, passed: Sequence[MeasuredCandidate]) -> str | None:
+    """Why several streams would not make up for the time that a candidate takes on one; None if they may. Kernels that
+    are chosen for a full device may be slow by themselves.
+    """
+    first = min((each for each in passed if each.row.streams == 1), key=lambda each: each.replay_us)
+    if one.source.kernels == "crowded" or one.replay_us <= _FAR_BEHIND * first.replay_us:
+        return None
+    return f"one stream takes {one.replay_us:.0f} us, and {first.row.name} {first.replay_us:.0f} us"
 
 
 def few_plans(program: PlannedProgram, plans: Sequence[tuple[Plan, GraphFacts]]) -> list[tuple[Plan, GraphFacts]]:

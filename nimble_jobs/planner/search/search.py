@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nimble_jobs.engine import device, measure
-from nimble_jobs.engine.inductor import stop_compilers
+from nimble_jobs.engine.private.compilers import compiling
 from nimble_jobs.engine.private.runtime import tested_version
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import CheckFailed, OutOfMemory
@@ -22,16 +22,19 @@ from nimble_jobs.kernel_switches import Kernel
 from nimble_jobs.kernels import choices
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
-from nimble_jobs.planner.search.candidate import PAYS, MeasuredCandidate, failed, left_out, over_limit
+from nimble_jobs.planner.search.candidate import PAYS, MeasuredCandidate, failed, left_out, measured_row, over_limit
 from nimble_jobs.planner.search.clock import Clock
 from nimble_jobs.planner.search.plans import (
+    far_behind,
     few_plans,
+    may_compile,
     may_have_streams,
     plan_on_one_stream,
     plan_on_streams,
     plans_with_streams,
     too_large,
     with_plan,
+    with_times,
 )
 from nimble_jobs.planner.search.target import (
     Captured,
@@ -42,6 +45,7 @@ from nimble_jobs.planner.search.target import (
     name_of,
     whole_us,
 )
+from nimble_jobs.planner.sources.fold import Pairs
 from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Source
 from nimble_jobs.schedule import Candidate
 
@@ -71,10 +75,12 @@ class Search:
         """
         self._deadline = time.monotonic() + self._options.budget_s
         try:
-            singles = self._sources(only_first=only_first)
-            for single in sorted(singles, key=lambda single: single.replay_us):
-                self._try_several_streams(single)
-            self._try_crowded(singles)
+            more = not only_first and may_compile(self._options, self._target.device)
+            with compiling(self._target.first.compiled or bool(more)):
+                singles = self._sources(only_first=only_first)
+                for single in sorted(singles, key=lambda single: single.replay_us):
+                    self._try_several_streams(single)
+                self._try_crowded(singles)
             winner = self._best or self._refused
             assert winner is not None
             self._target.use(winner.source)
@@ -89,52 +95,42 @@ class Search:
         """
         self._deadline = time.monotonic() + self._options.budget_s
         try:
-            measured = self._try(source, streams=streams)
+            with compiling(source.compiled):
+                measured = self._try(source, streams=streams)
             self._target.use(AS_GIVEN if measured is None else source)
             return measured
         except BaseException:
             self._target.use(AS_GIVEN)
             raise
-        finally:
-            if source.compiled:
-                stop_compilers()
 
     def _sources(self, *, only_first: bool) -> list[MeasuredCandidate]:
-        """Every source on one stream: those that work and agree with eager. No compiler is left running."""
-        first = self._target.first
-        compiling = first.compiled
-        try:
-            singles = [self._try(first, required=True)]
-            waiting = [] if only_first else self._further_sources()
-            tried: set[Kernels] = set()
-            while waiting:
-                source = waiting.pop(0)
-                if self._out_of_time(source.name):
-                    continue
-                compiling = compiling or source.compiled
-                tried.add(source.kernels)
-                singles.append(self._try(source))
-                if singles[-1] is None and source.folded and source.kernels != "eager":
-                    waiting.insert(0, replace(source, folded=()))  # folded weights may not fit a narrow type
-                elif singles[-1] is None and source.kernels == "epilogues" and "inductor" not in tried:
-                    waiting.insert(0, replace(source, kernels="inductor", merged=()))  # without what we add to them
-        finally:
-            if compiling:
-                stop_compilers()
+        """Every source on one stream: those that work and agree with eager."""
+        singles = [self._try(self._target.first, required=True)]
+        waiting = [] if only_first else self._further_sources()
+        tried: set[Kernels] = set()
+        pairs: Pairs = ()
+        while waiting:
+            source = waiting.pop(0)
+            if self._out_of_time(source.name):
+                continue
+            tried.add(source.kernels)
+            pairs = source.folded or pairs
+            singles.append(self._try(source))
+            if singles[-1] is None and source.folded and source.kernels != "eager":
+                waiting.insert(0, replace(source, folded=()))  # folded weights may not fit a narrow type
+            elif singles[-1] is None and source.kernels == "epilogues" and "inductor" not in tried:
+                waiting.insert(0, replace(source, kernels="inductor", merged=(), folded=pairs))  # without what is ours
         return [single for single in singles if single is not None]
 
     def _further_sources(self) -> list[Source]:
         first = self._best or self._refused
         assert first is not None
-        kernels: list[Kernels] = []
-        able = device.able(self._target.device)
-        if (able.compilers or able.packed_weights) and self._options.fuse != "off":
-            kernels += ["inductor", "epilogues"] if able.compilers else ["onednn"]
-            kernels += ["max-autotune"] if able.compilers and self._options.fuse == "max" else []
-            untested = tested_version()
-            if untested is not None:
-                self.candidates.append(left_out(f"{kernels[0]} kernels", f"not tried: {untested}"))
-                kernels.clear()
+        kernels = may_compile(self._options, self._target.device)
+        if not kernels and self._options.fuse != "off" and device.able(self._target.device).packed_weights:
+            kernels = ["onednn"]
+        if kernels and (untested := tested_version()) is not None:
+            self.candidates.append(left_out(f"{kernels[0]} kernels", f"not tried: {untested}"))
+            kernels = []
         return self._target.further(first.programs, kernels)
 
     def _try(self, source: Source, *, required: bool = False, streams: int | None = None) -> MeasuredCandidate | None:
@@ -143,8 +139,10 @@ class Search:
         """
         self._say(source.name)
         try:
-            programs = self._recorded(source, required=required, timed=streams != 1)
+            programs = self._recorded(source, required=required)
             if programs is not None and streams is not None and streams > 1:
+                with self.clock.time("measure"):
+                    programs = with_times(self._target, source, programs)
                 with self.clock.time("plan"):
                     programs = {role: plan_on_streams(planned, streams) for role, planned in programs.items()}
         except Exception as e:
@@ -159,38 +157,50 @@ class Search:
         choices.current().doubt()
         return None
 
-    def _recorded(self, source: Source, *, required: bool, timed: bool) -> Programs | None:
-        """A source's programs, planned on one stream. With `timed`, each task is timed, as plans with several streams
-        need. None if time or memory runs out first.
-        """
-        target = self._target
+    def _recorded(self, source: Source, *, required: bool) -> Programs | None:
+        """A source's programs, planned on one stream. None if time or memory runs out first."""
         recordings: dict[Role, Recording] = {}
         with self.clock.time("record"):
-            target.use(source)
+            self._target.use(source)
             choices.current().begin()
-            for role, recording in target.record(source):
+            for role, recording in self._target.record(source):
                 recordings[role] = replace(recording, choices=choices.current().made())
                 if not required and self._out_of_time(source.name):
                     return None
         with self.clock.time("plan"):
             programs = {role: plan_on_one_stream(recording) for role, recording in recordings.items()}
-        if self._too_large(name_of(source, programs), programs, required=required):
-            return None  # before tasks are timed, which takes that memory too
-        for role, planned in programs.items() if timed else ():
-            if not required and self._out_of_time(source.name):
-                return None
+        return None if self._too_large(name_of(source, programs), programs, required=required) else programs
+
+    def timed(self, one: MeasuredCandidate) -> MeasuredCandidate:
+        """A candidate of this search with the time of each task alone, which plans with several streams need. If they
+        cannot be timed, it is as it was, and a row says why.
+        """
+        if all(planned.durations_us for planned in one.programs.values()):
+            return one
+        try:
+            with self.clock.time("record"):
+                self._target.use(one.source)
             with self.clock.time("measure"):
-                times = target.task_times_us(source, role, planned.recording, planned.plan)
-            with self.clock.time("plan"):
-                _, facts = planned.analysis.single_stream(times)
-            programs[role] = replace(planned, facts=facts, durations_us=times)
-        return programs
+                timed = replace(one, programs=with_times(self._target, one.source, one.programs))
+        except Exception as e:  # noqa: BLE001 - it works without
+            self.candidates.append(failed(f"{one.row.name}, each task alone", e, self._target.device))
+            return one
+        self._best = timed if self._best is one else self._best
+        self.passed = [timed if each is one else each for each in self.passed]
+        return timed
 
     def _try_several_streams(self, single: MeasuredCandidate) -> None:
-        """Measure the plans of a source on several streams, unless its bounds say that they cannot pay."""
+        """Measure the plans of a source on several streams, unless measurements say that they cannot pay."""
         target, name = self._target, f"{single.source.name}, several streams"
         assert self._best is not None
         if not any(may_have_streams(p.facts, self._options, target.device) for p in single.programs.values()):
+            return
+        behind = far_behind(single, self.passed)
+        if behind is not None:
+            self.candidates.append(left_out(name, f"not tried: {behind}"))
+            return
+        single = self.timed(single)
+        if any(planned.facts.critical_path_us is None for planned in single.programs.values()):
             return
         path_us = whole_us(target, {role: p.facts.critical_path_us or 0.0 for role, p in single.programs.items()})
         if path_us * _HOPELESS > self._best.replay_us:
@@ -208,10 +218,7 @@ class Search:
         source = next((replace(each, kernels="crowded") for each in ours), None)
         if source is None or Kernel.CROWDED in source.without or self._best is None or not self._best.crowded:
             return
-        try:
-            single = None if self._out_of_time(source.name) else self._try(source)
-        finally:
-            stop_compilers()
+        single = None if self._out_of_time(source.name) else self._try(source)
         if single is not None:
             self._try_several_streams(single)
 
@@ -291,15 +298,8 @@ class Search:
             raise OutOfMemory(f"{name}: {over}")
         replay_us = whole_us(target, times_us)
         measured = MeasuredCandidate(
-            row=Candidate(
-                name=name,
-                replay_us=replay_us,
-                records_per_s=target.records / replay_us * 1e6,
-                peak_bytes=nbytes,
-                error=error,
-                chosen=False,
-                reason=failure or over or "",
-                streams=streams,
+            row=measured_row(
+                name, replay_us, target.records, nbytes, error=error, reason=failure or over or "", streams=streams
             ),
             source=source,
             programs={role: replace(p, replay_us=times_us[role]) for role, p in programs.items()},

@@ -30,6 +30,7 @@ from nimble_jobs.kernels import (
     squeeze_excite,
     squeeze_excite_pass,
 )
+from nimble_jobs.kernels.ahead import kernels_ahead, twice
 from nimble_jobs.kernels.depthwise import with_own_depthwise
 from nimble_jobs.kernels.inductor_pass import inductor_pass
 from nimble_jobs.kernels.onednn_pass import attention_in_parts, divides_attention, with_packed_weights
@@ -181,7 +182,8 @@ def record_source(
                     recording = record(module, example, state, device, module)
             recording = with_packed_weights(recording)
     else:
-        with refusing_compilers("the model"), measure.crowded(_CROWD if source.kernels == "crowded" else 1):
+        crowd = _CROWD if source.kernels == "crowded" else 1
+        with refusing_compilers("the model"), measure.crowded(crowd), kernels_ahead():
             call = compile_module(
                 module,
                 max_autotune=source.kernels == "max-autotune",
@@ -204,12 +206,12 @@ def record_source(
 def _rewrite(device: torch.device, like: Program | None, without: Without) -> Callable[[torch.fx.Graph], object]:
     """Put our operators, but for those in `without`, where they are faster, or where an earlier recording has them."""
 
-    def rewrite(graph: torch.fx.Graph) -> None:
+    def passes(graph: torch.fx.Graph) -> None:
         for kernel, ours, known in _PASSES:
             if kernel not in without:
                 ours.rewrite(graph, device, known.wanted_as_in(like) if like else None)
 
-    return rewrite
+    return passes if like else lambda graph: twice(lambda: passes(graph))
 
 
 def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:

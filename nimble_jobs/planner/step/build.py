@@ -178,7 +178,7 @@ class _Build:
                 live.refuse_what_replays_leave_out()
                 eager_us = _eager_us(live)
                 with refusing_to_prepare(device, live.in_eager):
-                    winner = self._search.run(only_first=live.request.only is not None)
+                    winner = self._search.timed(self._search.run(only_first=live.request.only is not None))
                     devices.release_free_memory(device)  # what the other candidates left behind
                     captured = self._target.capture(winner.source, winner.programs)
                     try:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from nimble_jobs.engine import device as devices
-from nimble_jobs.engine.inductor import keeping_compilers
+from nimble_jobs.engine.private.compilers import keeping_compilers
 from nimble_jobs.job import Hit
 from nimble_jobs.planner.keys.request import schedule_key
 from nimble_jobs.planner.keys.roles import Role

@@ -1,0 +1,150 @@
+"""Inductor's pool of compile processes: when it starts and ends, and calls of our own that its processes make.
+
+Its names are private. Where they are others, or the pool cannot be used, calls are made in this process as if there
+was none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from nimble_jobs.engine.private.runtime import tested_version
+
+_LONGEST_S = 120.0  # that a call may take; a kernel takes a second or two
+_LOOKS_S = 1.0  # between two looks at a server that does not answer
+_GONE = (OSError, RuntimeError)  # the pool cannot be started, or has ended by itself
+_keepers: list[object] = []  # that want the processes to stay
+
+
+def start_compilers() -> None:
+    """Start the processes, unless a setting of Inductor's wants none. They are ready after some seconds."""
+    ready()
+
+
+def ready() -> bool:
+    """Whether a process waits for calls. To ask starts them."""
+    pool = _pool()
+    if pool is None:
+        return False
+    try:
+        if _ended(pool.process_pool()):
+            _forget()  # Inductor would wait for it without end
+        return bool(pool.use_process_pool())
+    except _GONE:
+        return False
+
+
+def submit(call: Callable[[], Any]) -> Future[Any] | None:
+    """Have one of the processes make a call, which is pickled, as is its result; None if none of them is ready."""
+    if not ready():
+        return None
+    try:
+        submitted: Future[Any] = _pool().process_pool().submit(call)
+    except _GONE:
+        return None
+    return submitted
+
+
+def answer(submitted: Future[Any]) -> Any:
+    """What a call gives. Raises what it raises; TimeoutError if the processes have ended, or take two minutes: then
+    they are ended, and no other call of theirs will be answered.
+    """
+    end = time.monotonic() + _LONGEST_S
+    while True:
+        try:
+            return submitted.result(_LOOKS_S)
+        except TimeoutError:
+            pool = _pool()
+            if pool is not None and not _ended(pool.process_pool()) and time.monotonic() < end:
+                continue
+            _forget()
+            raise
+
+
+def same_assembler() -> None:
+    """Have Triton in this process assemble with what the processes assemble with, so that machine code is the same.
+    As in the processes, a variable of the environment says so from then on, unless it is set.
+    """
+    if tested_version() is not None:
+        return
+    try:
+        from torch._inductor.runtime.compile_tasks import _set_triton_ptxas_path
+    except ImportError:
+        return
+    _set_triton_ptxas_path()
+
+
+def stop_compilers() -> None:
+    """End the processes, which would go on taking time from the host, unless they are kept."""
+    compiling = sys.modules.get("torch._inductor.async_compile")  # it is slow to load
+    if compiling is None or _keepers:
+        return
+    try:
+        compiling.shutdown_compile_workers()
+    except subprocess.TimeoutExpired:  # one of them is stuck
+        _forget()
+
+
+@contextlib.contextmanager
+def compiling(wanted: bool) -> Iterator[None]:
+    """Around a build. If compilers are `wanted`, their processes start at once, and have ended after it."""
+    wanted = wanted and tested_version() is None
+    if wanted:
+        start_compilers()
+    try:
+        yield
+    finally:
+        if wanted:
+            stop_compilers()
+
+
+@contextlib.contextmanager
+def keeping_compilers() -> Iterator[None]:
+    """While inside, the processes stay for the next build.
+
+    New ones take seconds to start, in which this process compiles one kernel after the other.
+    """
+    keeper = object()
+    _keepers.append(keeper)
+    try:
+        yield
+    finally:
+        _keepers.remove(keeper)
+        stop_compilers()
+
+
+def _pool() -> Any:
+    """Inductor's class that knows the pool; None if it has none, or may be another one."""
+    if tested_version() is not None:
+        return None
+    try:
+        from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+    except ImportError:
+        return None
+    return AsyncCompile if get_compile_threads() > 1 else None
+
+
+def _ended(pool: Any) -> bool:
+    """Whether the server of the pool's processes has ended. Its pipes do not tell: this process holds both ends."""
+    server = getattr(pool, "process", None)
+    return server is not None and server.poll() is not None
+
+
+def _forget() -> None:
+    """End the servers at once, and have Inductor start another pool when it needs one. Their processes end within a
+    minute, when they notice.
+    """
+    module: Any = sys.modules["torch._inductor.async_compile"]
+    for pool in list(module._pool_set):
+        server = getattr(pool, "process", None)
+        if server is not None:
+            server.kill()
+            server.wait()
+    module.AsyncCompile._ready_future = None
+    module.after_fork()
