@@ -109,11 +109,13 @@ class ForwardTarget:
     def further(self, first: Programs, kernels: Sequence[Kernels]) -> list[Source]:
         images = self.variants.have_layouts and self._options.layout == "auto"
         layout: Layout = "channels-last" if images else "given"
-        sources = [Source(kernels="eager", layout="channels-last")] if images else []
         program = first[Role.FORWARD].recording.program
         fold, without = self._options.fold, self._options.without
         pairs = foldable(program, self.eager) if fold and Kernel.FOLDED not in without else ()
         groups = mergeable(program, self.eager) if fold and Kernel.MERGED not in without else ()
+        # Where compilers are, eager's kernels are tried in channels-last only once: folded, they do less work.
+        once = bool(pairs) and "epilogues" in kernels
+        sources = [Source(kernels="eager", layout="channels-last")] if images and not once else []
         if pairs or groups:
             sources.append(Source(kernels="eager", layout=layout, folded=pairs, merged=groups))
         for each in kernels:  # the same kernels do less work over folded weights
