@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nimble_jobs.engine import inductor
 from nimble_jobs.engine.private import compilers
 from nimble_jobs.engine.private.compilers import keeping_compilers, stop_compilers
 
@@ -137,3 +138,30 @@ def test_where_there_is_no_pool_calls_are_made_here(
         assert not compilers.ready()
         assert compilers.submit(print) is None
     assert pool.submitted == []
+
+
+def test_bounds_of_windows_are_computed_by_torchs_own_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only inside, also where compiling fails, and only with a tested torch; all else is sympy's, and results agree."""
+    from torch._inductor import lowering
+
+    theirs: Any = sys.modules["sympy"]
+    before = lowering.sympy
+    seen: list[Any] = []
+
+    def fails() -> None:
+        seen.append(lowering.sympy)
+        raise KeyError("in the compiler")
+
+    with pytest.raises(KeyError), inductor._quick_bounds():
+        fails()
+    (quick,) = seen
+    assert lowering.sympy is before is theirs
+    assert quick.Symbol is theirs.Symbol
+    assert (quick.Max.__module__, quick.Min.__module__) == ("torch.utils._sympy.functions",) * 2
+    i = theirs.Symbol("i", integer=True, nonnegative=True)
+    for name in ("Max", "Min"):
+        ours, usual = (getattr(kind, name)(i - 2, 5 - i, 0) for kind in (quick, theirs))
+        assert [ours.subs(i, n) for n in range(9)] == [usual.subs(i, n) for n in range(9)]
+    monkeypatch.setattr(inductor, "tested_version", lambda: "torch 9 was not tested")
+    with inductor._quick_bounds():
+        assert lowering.sympy is before
