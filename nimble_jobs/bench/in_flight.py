@@ -33,7 +33,7 @@ def row(cell: Cell, unit: Unit, built: Built, number: int, sample_s: float) -> R
     """
     plans = [built.schedule.plan]
     if built.schedule.plan.streams > 1:
-        plans.append(graph.single_stream(built.schedule.program, durations_us=built.schedule.durations_us)[0])
+        plans.append(graph.single_stream(built.schedule.program, durations_us=built.schedule.durations_us or None)[0])
     found = [_of_plan(cell, unit, built, plan, number, sample_s) for plan in plans]
     return max(found, key=lambda row: row.records_per_s or 0.0)
 

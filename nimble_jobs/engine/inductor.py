@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -266,7 +267,7 @@ def _quick_bounds() -> Iterator[None]:
     """While inside, Inductor computes bounds of windows, such as those of average pools, with torch's own Min and Max.
 
     It takes sympy's, which look for the largest of symbols whenever an expression changes: a quarter of the time for
-    the cells of NASNet. The code that comes of it is the same.
+    the cells of NASNet. For fixed shapes the code that comes of it is the same.
     """
     try:
         from torch._inductor import lowering
@@ -274,7 +275,7 @@ def _quick_bounds() -> Iterator[None]:
     except ImportError:
         yield
         return
-    theirs = getattr(lowering, "sympy", None)
+    theirs = sys.modules.get("sympy")
     if theirs is None or tested_version() is not None:
         yield
         return

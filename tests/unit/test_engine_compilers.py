@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import Future
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,12 +100,17 @@ def test_a_server_that_does_not_end_is_killed(pool: SimpleNamespace, monkeypatch
     server = SimpleNamespace(kill=lambda: pool.stops.append("killed"), wait=lambda: pool.stops.append("ended"))
     module = sys.modules["torch._inductor.async_compile"]
     monkeypatch.setattr(module, "shutdown_compile_workers", never)
-    monkeypatch.setattr(module, "_pool_set", [SimpleNamespace(process=server), SimpleNamespace()], raising=False)
+    future: Future[Any] = Future()
+    old = SimpleNamespace(process=server, futures_lock=nullcontext(), pending_futures={1: future})
+    monkeypatch.setattr(module, "_pool_set", [old, SimpleNamespace()], raising=False)
     monkeypatch.setattr(module, "after_fork", lambda: pool.stops.append("forgotten"), raising=False)
     pool._ready_future = "of the old one"
     with compilers.compiling(True):
         pass
     assert (pool.stops, pool._ready_future) == (["killed", "ended", "forgotten"], None)
+    assert old.pending_futures == {}
+    with pytest.raises(RuntimeError, match="the compile processes have ended"):
+        compilers.answer(future)
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError(), RuntimeError("Attempting to use a closed pool")])

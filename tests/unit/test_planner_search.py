@@ -192,11 +192,40 @@ def test_a_candidate_whose_tasks_cannot_be_timed_is_used_all_the_same(
     monkeypatch.setattr(measure, "task_times_us", fails)
     built = searched(Twice(), monkeypatch, eager="reference")
     assert row(built, "eager kernels, 1 stream").chosen
-    assert row(built, "eager kernels, 1 stream, each task alone").reason == reason
+    (alone,) = [c for c in built.schedule.candidates if c.name == "eager kernels, 1 stream, each task alone"]
+    assert alone.reason == reason
     assert built.schedule.durations_us == ()
     assert built.failure is None
     assert not any("2 streams" in c.name for c in built.schedule.candidates)
     assert Schedule.from_json(built.schedule.to_json()) == built.schedule
+
+
+def test_no_tasks_are_timed_for_streams_that_there_is_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those of what is kept; the row says that time is up."""
+    timed: list[int] = []
+    real, sources = measure.task_times_us, Search._sources
+
+    def late(search: Search, **named: Any) -> Any:
+        found = sources(search, **named)
+        search._deadline = 0.0
+        return found
+
+    monkeypatch.setattr(measure, "task_times_us", lambda *a, **k: (timed.append(1), real(*a, **k))[1])
+    monkeypatch.setattr(Search, "_sources", late)
+    with_two_streams(monkeypatch)
+    measured_as(monkeypatch, [1] * 8, [10.0, 11.0])
+    built = searched(Twice(), monkeypatch, LAST, eager="reference")
+    assert len(timed) == 1
+    assert row(built, "eager kernels, several streams").reason == "not tried: the budget of 900 s was used up"
+
+
+def test_eager_kernels_are_tried_unfolded_if_folded_ones_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once: on a CPU they were tried before."""
+    folded = replace(LAST, folded=FOLDED.folded)
+    for sources in ([folded], [LAST, folded]):
+        rows = [c.name for c in searched(Images("reads"), monkeypatch, *sources).schedule.candidates]
+        assert rows.count("eager kernels, channels-last, 1 stream") == 1
+        assert rows.count("eager kernels, channels-last, folded") == 1
 
 
 def test_only_what_streams_need_and_what_is_kept_is_timed_task_by_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,12 +314,22 @@ def test_time_is_asked_for_before_each_plan_and_source(monkeypatch: pytest.Monke
     """The first candidate is always measured; the others' rows say that the budget was used up."""
     with_two_streams(monkeypatch)
     spent = searched(Twice(), monkeypatch, LAST, budget_s=0.0)
-    two = row(spent, "eager kernels, 2 streams")
-    assert (two.reason, two.streams) == ("not tried: the budget of 0 s was used up", 2)
-    assert row(spent, LAST.name).reason == two.reason
-    assert [c.streams for c in spent.schedule.candidates] == [None, 1, None, 2]
+    several = row(spent, "eager kernels, several streams")
+    assert (several.reason, several.streams) == ("not tried: the budget of 0 s was used up", None)
+    assert row(spent, LAST.name).reason == several.reason
+    assert [c.streams for c in spent.schedule.candidates] == [None, 1, None, None]
     assert Schedule.from_json(spent.schedule.to_json()) == spent.schedule
     assert row(searched(Twice(), monkeypatch), "eager kernels, 2 streams").replay_us is not None
+    real = Search.timed
+
+    def slowly(search: Search, one: MeasuredCandidate) -> MeasuredCandidate:
+        found = real(search, one)
+        search._deadline = 0.0
+        return found
+
+    monkeypatch.setattr(Search, "timed", slowly)
+    two = row(searched(Twice(), monkeypatch, budget_s=7.0), "eager kernels, 2 streams")
+    assert (two.reason, two.streams) == ("not tried: the budget of 7 s was used up", 2)
 
 
 def test_replays_are_timed_over_inputs_that_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,19 +52,20 @@ def submit(call: Callable[[], Any]) -> Future[Any] | None:
 
 
 def answer(submitted: Future[Any]) -> Any:
-    """What a call gives. Raises what it raises; TimeoutError if the processes have ended, or take two minutes: then
-    they are ended, and no other call of theirs will be answered.
+    """What a call gives. Raises what it raises; RuntimeError if the processes have ended, or take two minutes: then
+    they are ended.
     """
     end = time.monotonic() + _LONGEST_S
     while True:
         try:
             return submitted.result(_LOOKS_S)
         except TimeoutError:
-            pool = _pool()
-            if pool is not None and not _ended(pool.process_pool()) and time.monotonic() < end:
+            if ready() and time.monotonic() < end:
                 continue
-            _forget()
-            raise
+            if not submitted.done():  # else they were found to have ended
+                _forget()
+            if not submitted.done():
+                raise
 
 
 def same_assembler() -> None:
@@ -138,13 +139,18 @@ def _ended(pool: Any) -> bool:
 
 def _forget() -> None:
     """End the servers at once, and have Inductor start another pool when it needs one. Their processes end within a
-    minute, when they notice.
+    minute, when they notice. Whoever waits for an answer of theirs is told.
     """
     module: Any = sys.modules["torch._inductor.async_compile"]
     for pool in list(module._pool_set):
         server = getattr(pool, "process", None)
-        if server is not None:
-            server.kill()
-            server.wait()
+        if server is None:
+            continue
+        server.kill()
+        server.wait()
+        with pool.futures_lock:
+            for waited_for in pool.pending_futures.values():
+                waited_for.set_exception(RuntimeError("the compile processes have ended"))
+            pool.pending_futures.clear()
     module.AsyncCompile._ready_future = None
     module.after_fork()

@@ -46,7 +46,7 @@ from nimble_jobs.planner.search.target import (
     whole_us,
 )
 from nimble_jobs.planner.sources.fold import Pairs
-from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Source
+from nimble_jobs.planner.sources.source import AS_GIVEN, Source
 from nimble_jobs.schedule import Candidate
 
 _HOPELESS = 0.9  # share of the critical path that a replay can take: tasks that are timed alone take a little longer
@@ -107,18 +107,18 @@ class Search:
         """Every source on one stream: those that work and agree with eager."""
         singles = [self._try(self._target.first, required=True)]
         waiting = [] if only_first else self._further_sources()
-        tried: set[Kernels] = set()
-        pairs: Pairs = ()
+        tried, pairs = {self._target.first}, Pairs()
         while waiting:
             source = waiting.pop(0)
             if self._out_of_time(source.name):
                 continue
-            tried.add(source.kernels)
+            tried.add(source)
             pairs = source.folded or pairs
+            plain = replace(source, folded=(), merged=() if source.kernels == "eager" else source.merged)
             singles.append(self._try(source))
-            if singles[-1] is None and source.folded and source.kernels != "eager":
-                waiting.insert(0, replace(source, folded=()))  # folded weights may not fit a narrow type
-            elif singles[-1] is None and source.kernels == "epilogues" and "inductor" not in tried:
+            if singles[-1] is None and plain not in tried:
+                waiting.insert(0, plain)  # folded weights may not fit a narrow type
+            elif singles[-1] is None and source.kernels == "epilogues" and "inductor" not in {t.kernels for t in tried}:
                 waiting.insert(0, replace(source, kernels="inductor", merged=(), folded=pairs))  # without what is ours
         return [single for single in singles if single is not None]
 
@@ -172,10 +172,9 @@ class Search:
         return None if self._too_large(name_of(source, programs), programs, required=required) else programs
 
     def timed(self, one: MeasuredCandidate) -> MeasuredCandidate:
-        """A candidate of this search with the time of each task alone, which plans with several streams need. If they
-        cannot be timed, it is as it was, and a row says why.
-        """
-        if all(planned.durations_us for planned in one.programs.values()):
+        """A candidate with the time of each task alone, which several streams need. A row says if there is none."""
+        name = f"{one.row.name}, each task alone"
+        if all(planned.durations_us for planned in one.programs.values()) or name in {c.name for c in self.candidates}:
             return one
         try:
             with self.clock.time("record"):
@@ -183,7 +182,7 @@ class Search:
             with self.clock.time("measure"):
                 timed = replace(one, programs=with_times(self._target, one.source, one.programs))
         except Exception as e:  # noqa: BLE001 - it works without
-            self.candidates.append(failed(f"{one.row.name}, each task alone", e, self._target.device))
+            self.candidates.append(failed(name, e, self._target.device))
             return one
         self._best = timed if self._best is one else self._best
         self.passed = [timed if each is one else each for each in self.passed]
@@ -199,7 +198,7 @@ class Search:
         if behind is not None:
             self.candidates.append(left_out(name, f"not tried: {behind}"))
             return
-        single = self.timed(single)
+        single = single if self._out_of_time(name) else self.timed(single)
         if any(planned.facts.critical_path_us is None for planned in single.programs.values()):
             return
         path_us = whole_us(target, {role: p.facts.critical_path_us or 0.0 for role, p in single.programs.items()})
