@@ -97,11 +97,15 @@ def twice(run: Callable[[], T]) -> T:
     return run()
 
 
-def each(function: Compiles[..., Any], shape: Any, device: torch.device, ways: Iterable[str]) -> None:
-    """Compile kernels of one shape ahead, in these ways but for the library's."""
+def each(
+    function: Compiles[..., Any], shape: Any, device: torch.device, ways: Iterable[str], *, last: tuple[Any, ...] = ()
+) -> None:
+    """Compile kernels of one shape ahead, in these ways but for the library's. `last`: the function's other arguments,
+    after shape, way and the device's compute capability.
+    """
     for way in ways:
         if way != choices.LIBRARY:
-            function.ahead(shape, way, capability_of(device))
+            function.ahead(shape, way, capability_of(device), *last)
 
 
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

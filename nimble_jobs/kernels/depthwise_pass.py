@@ -4,7 +4,7 @@ convolution and its activation, where our kernel is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 from torch.nn import functional
 
 from nimble_jobs.engine.encode import dtype
-from nimble_jobs.kernels import choices, depthwise
+from nimble_jobs.kernels import ahead, choices, depthwise
 from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of
 from nimble_jobs.kernels.depthwise_activated import OPERATOR, Activated, Wanted, compiled
 from nimble_jobs.kernels.static_triton import MOST, TYPES, capability_of
@@ -61,13 +61,8 @@ def fastest(one: Activated, device: torch.device) -> str | None:
     them, now or as measured earlier.
     """
     more = {"task": "depthwise convolution, activated", "activation": one.activation, "code": depthwise.code_digest()}
-
-    def ahead(ways: Iterable[str]) -> None:
-        for tile in ways:
-            if tile != choices.LIBRARY:
-                depthwise.compiled.ahead(one.shape, tile, capability_of(device), one.activation)
-
-    way = choices.way_for(one.shape, ("library", *one.tiles), device, lambda: _times(one, device), ahead, **more)
+    each = partial(ahead.each, depthwise.compiled, one.shape, device, last=(one.activation,))
+    way = choices.way_for(one.shape, ("library", *one.tiles), device, lambda: _times(one, device), each, **more)
     return None if way == "library" else way
 
 

@@ -84,8 +84,7 @@ def fastest(shape: Shape, device: torch.device) -> str | None:
         if len(ways) > 1:  # they are timed
             second = _product_shape(shape)
             ahead.each(pointwise.compiled, second, device, second.tiles_beside(measure.copies_at_once()))
-            for tile in shape.depth.tiles:
-                depthwise.compiled.ahead(shape.depth, tile, capability_of(device), _activation(shape))
+            ahead.each(depthwise.compiled, shape.depth, device, shape.depth.tiles, last=(_activation(shape),))
 
     way = choices.way_for(shape, ("library", *shape.tiles), device, lambda: _times(shape, device), ahead_of, **more)
     return None if way == "library" else way

@@ -53,7 +53,7 @@ def submit(call: Callable[[], Any]) -> Future[Any] | None:
 
 def answer(submitted: Future[Any]) -> Any:
     """What a call gives. Raises what it raises; RuntimeError if the processes have ended, or take two minutes: then
-    they are ended.
+    they are ended; TimeoutError for a call that is not theirs.
     """
     end = time.monotonic() + _LONGEST_S
     while True:

@@ -75,8 +75,8 @@ class Search:
         """
         self._deadline = time.monotonic() + self._options.budget_s
         try:
-            more = not only_first and may_compile(self._options, self._target.device)
-            with compiling(self._target.first.compiled or bool(more)):
+            kernels = [] if only_first else may_compile(self._options, self._target.device)
+            with compiling(self._target.first.compiled or bool(kernels)):
                 singles = self._sources(only_first=only_first)
                 for single in sorted(singles, key=lambda single: single.replay_us):
                     self._try_several_streams(single)
