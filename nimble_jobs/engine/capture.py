@@ -13,7 +13,7 @@ import torch
 
 from nimble_jobs.device_errors import device_error
 from nimble_jobs.engine.bind import Bound, arena_plan, bind, planned_bytes
-from nimble_jobs.engine.captures import UNCAPTURED, cleared_if_failed
+from nimble_jobs.engine.captures import UNCAPTURED, capturing
 from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.launch import run_on_streams, streams
 from nimble_jobs.engine.private.runtime import clear_workspaces
@@ -120,11 +120,7 @@ class _GraphInstance:
             before = torch.cuda.memory_reserved(device)
             self._graph: torch.cuda.CUDAGraph | None = torch.cuda.CUDAGraph()
             try:
-                # Other threads may read ahead and pin memory while this one captures.
-                with (
-                    cleared_if_failed(device),
-                    torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"),
-                ):
+                with capturing(self._graph, stream):
                     self.outputs = _launch(bound, pool)
             except torch.OutOfMemoryError:
                 raise

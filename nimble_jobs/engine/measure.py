@@ -16,12 +16,12 @@ import torch
 
 from nimble_jobs.engine.bind import Bound
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.captures import UNCAPTURED, cleared_if_failed
+from nimble_jobs.engine.captures import UNCAPTURED, capturing
 from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.launch import flight_streams
 from nimble_jobs.engine.private.runtime import keep_busy
 from nimble_jobs.engine.streams import borrowed
-from nimble_jobs.errors import EngineError, UsageError
+from nimble_jobs.errors import EngineError, UsageError, first_line
 
 VARIABLE = "NIMBLE_JOBS_TIMING_BUDGET_S"
 
@@ -188,8 +188,7 @@ def kernel_times_us(calls: Sequence[Callable[[], object]], device: torch.device)
                 finally:
                     lane.synchronize()
             graphs.append(torch.cuda.CUDAGraph())
-            with cleared_if_failed(device):
-                _capture_repeated(call, graphs[-1], pool, lanes)
+            _capture_repeated(call, graphs[-1], pool, lanes)
         began = time.perf_counter()
         while time.perf_counter() - began < _CLOCK_RISES_S:
             for graph in graphs:
@@ -242,8 +241,7 @@ def _on_gpu(bound: Bound, device: torch.device, put_back: Callable[[], object]) 
             scratch = {b: t if t.is_cuda or b in bound.fixed else t.to(device) for b, t in env.items()}
             step.call(env)
             graphs.append(torch.cuda.CUDAGraph())
-            with cleared_if_failed(device):
-                _capture_repeated(functools.partial(step.call, scratch), graphs[-1], pool, [stream])
+            _capture_repeated(functools.partial(step.call, scratch), graphs[-1], pool, [stream])
             times.append(_repeated_us(graphs[-1], stream))
             put_back()
     return times
@@ -271,22 +269,21 @@ def _capture_repeated(
     """
     first, *others = lanes
     first.synchronize()
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
-        for lane in others:
-            lane.wait_stream(first)
-        for lane in [*lanes] * _REPEATS:
-            with torch.cuda.stream(lane):
-                call()
-        _join(first, others)
-    except BaseException as e:
-        for end in (functools.partial(_join, first, others), graph.capture_end):
-            with contextlib.suppress(*UNCAPTURED):  # the capture is broken already; the first error is raised below
-                end()
-        if not isinstance(e, UNCAPTURED):
-            raise
-        raise EngineError(f"a task cannot be captured: {str(e).splitlines()[0]}") from e
-    graph.capture_end()
+        with capturing(graph, first, pool=pool):
+            for lane in others:
+                lane.wait_stream(first)
+            try:
+                for lane in [*lanes] * _REPEATS:
+                    with torch.cuda.stream(lane):
+                        call()
+            except BaseException:
+                with contextlib.suppress(*UNCAPTURED):  # the first error is raised below
+                    _join(first, others)
+                raise
+            _join(first, others)
+    except UNCAPTURED as e:
+        raise EngineError(f"a task cannot be captured: {first_line(e)}") from e
 
 
 def _join(first: torch.cuda.Stream, others: Sequence[torch.cuda.Stream]) -> None:

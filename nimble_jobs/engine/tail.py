@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.captures import UNCAPTURED, cleared_if_failed
+from nimble_jobs.engine.captures import UNCAPTURED, capturing
 from nimble_jobs.errors import EngineError, first_line
 
 Head = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]  # outputs -> what the job needs; hashable
@@ -34,13 +34,11 @@ class Tail:
             with torch.cuda.stream(stream):
                 call()
             stream.synchronize()
+            torch.cuda.empty_cache()  # a capture that runs out of memory cannot do so
             self._graph = torch.cuda.CUDAGraph()
             self.made: dict[str, torch.Tensor] = {}
             try:
-                with (
-                    cleared_if_failed(device),
-                    torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"),
-                ):
+                with capturing(self._graph, stream):
                     self.made = call()
             except torch.OutOfMemoryError:
                 raise

@@ -93,7 +93,7 @@ class Group:
 
     @property
     def pointwise(self) -> pointwise.Shape:
-        """As `pointwise` calls it, if each result is of one pixel."""
+        """As `pointwise` calls it, if it has `tiles`."""
         activation, added = _AS_POINTWISE[self.follows]
         return pointwise.Shape(
             dtype=str(self.dtype).removeprefix("torch."),
@@ -143,7 +143,8 @@ def fastest(group: Group, device: torch.device, without: Without = NOTHING) -> W
 
     def ahead_of(ways: Collection[Way]) -> None:
         tiles = [way.removeprefix(POINTWISE) for way in ways if way.startswith(POINTWISE)]
-        ahead.each(pointwise.compiled, group.pointwise, device, tiles)
+        if tiles:
+            ahead.each(pointwise.compiled, group.pointwise, device, tiles)
         ahead.each(split_k.compiled, group.split, device, [way for way in ways if way in group.split.ways])
 
     return choices.current().choose(parts, ways, measured, ahead_of)

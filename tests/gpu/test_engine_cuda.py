@@ -13,6 +13,7 @@ from torch import nn
 from nimble_jobs import graph
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import Instance, capture
+from nimble_jobs.engine.captures import UNCAPTURED, capturing
 from nimble_jobs.engine.record import Recording, record, state_of
 from nimble_jobs.engine.verify import check, poison, random_inputs, run_once
 from nimble_jobs.errors import CannotRecord, CheckFailed, EngineError
@@ -146,6 +147,32 @@ def test_a_failed_capture_leaves_random_numbers_alone(device: torch.device) -> N
         with pytest.raises(EngineError, match="cannot be captured"):
             measure.kernel_times_us([lambda: x.sum().item()], device)
     assert torch.equal(torch.randn(4, device=device), expected)
+
+
+def test_memory_is_freed_as_before_after_a_failed_capture(device: torch.device) -> None:
+    """Also memory that two streams have used, and a pool of its own; and the same stream is the current one."""
+    before = torch.cuda.current_stream(device)
+    with pytest.raises(EngineError, match="cannot be captured"):
+        measure.kernel_times_us([lambda: torch.ones(4, device=device).sum().item()], device)
+    graph, with_another = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)
+    with pytest.raises(UNCAPTURED), capturing(graph, with_another):
+        torch.ones(4, device=device).sum().item()
+    assert torch.cuda.current_stream(device) == before
+
+    torch.cuda.empty_cache()
+    reserved = torch.cuda.memory_reserved(device)
+    tensor = torch.empty(64 << 20, dtype=torch.uint8, device=device)
+    with torch.cuda.stream(with_another):
+        tensor.add_(1)
+    tensor.record_stream(with_another)
+    del tensor
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool, device):
+        tensor = torch.empty(64 << 20, dtype=torch.uint8, device=device)
+    del tensor, pool  # it aborts the process if torch takes a capture to be under way
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved(device) == reserved
 
 
 def test_errors_of_any_kind_end_a_capture(device: torch.device) -> None:

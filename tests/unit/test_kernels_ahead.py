@@ -17,7 +17,15 @@ from nimble_jobs.engine import measure
 from nimble_jobs.engine.private import compilers
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import EngineError
-from nimble_jobs.kernels import ahead, choices, depthwise_pass, inductor_pass, pointwise_pass, separable_pass
+from nimble_jobs.kernels import (
+    ahead,
+    choices,
+    depthwise_pass,
+    epilogue_ways,
+    inductor_pass,
+    pointwise_pass,
+    separable_pass,
+)
 from nimble_jobs.kernels.ahead import Compiles, kernels_ahead, twice
 from nimble_jobs.planner.sources import source as sources
 from nimble_jobs.schedule import Program
@@ -179,6 +187,30 @@ def test_passes_that_look_ahead_change_nothing(processes: Any, monkeypatch: pyte
     names = {call.func._function.__module__.rpartition(".")[2] for call, _ in processes}
     assert names == {"separable", "depthwise", "pointwise"}
     assert len(processes) == len({(call.func._function.__module__, call.args) for call, _ in processes})
+
+
+@pytest.mark.parametrize("follows", ["nothing", "bias", "relu", "add", "add-relu"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_kernels_of_convolutions_are_begun_whatever_follows(processes: Any, follows: Any, size: int) -> None:
+    """Those of all ways that there are; some convolutions have no kernel of ours."""
+    group = epilogue_ways.Group(
+        dtype=torch.float16,
+        x=(1, 512, 7, 7),
+        weight=(512, 512, size, size),
+        out=(1, 512, 7, 7),
+        bias=True,
+        stride=(1, 1),
+        padding=(size // 2, size // 2),
+        dilation=(1, 1),
+        groups=1,
+        follows=follows,
+    )
+    with choices.using(choices.Choices()), kernels_ahead(), choices.looking_ahead():
+        assert epilogue_ways.fastest(group, CPU) == "library"
+    begun = [(call.func._function.__module__.rpartition(".")[2], call.args[1]) for call, _ in processes]
+    tiles = [("pointwise", way.removeprefix("pointwise ")) for way in group.ways if way.startswith("pointwise ")]
+    assert begun == [*tiles, *(("split_k", way) for way in group.split.ways)]
+    assert bool(tiles) == (size == 1 and follows != "add")
 
 
 def test_the_compilers_processes_make_the_same_kernel() -> None:

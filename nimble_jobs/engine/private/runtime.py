@@ -34,6 +34,19 @@ def clear_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
+def forget_capture(device: torch.device, pool: Any) -> None:
+    """Have torch's allocator forget a capture into `pool`, a `graph_pool_handle`, that could not be ended.
+
+    It would take the capture to be under way for good: memory that several streams have used would never be freed
+    again, and the process would abort at the end of a `torch.cuda.MemPool`. Does nothing for one that has ended.
+    """
+    try:
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool)
+    except RuntimeError:
+        return
+    torch._C._cuda_releasePool(device.index or 0, pool)
+
+
 def keep_busy(micros: float, device: torch.device) -> None:
     """Have the current stream of a GPU spin for at least about so long."""
     with torch.cuda.device(device):
