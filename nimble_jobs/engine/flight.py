@@ -48,21 +48,44 @@ class Flight:
     """Runs batches through its seats in turn, on a CUDA device, results in order."""
 
     def __init__(
-        self, seats: Sequence[Seat], device: torch.device, *, under_way: int, most_bytes: int | None = None
+        self,
+        seats: Sequence[Seat],
+        device: torch.device,
+        *,
+        under_way: int,
+        most_bytes: int | None = None,
+        another: Callable[[], Seat | None] | None = None,
     ) -> None:
         """At most `under_way` batches are queued at a time; no further one while their results take more than
-        `most_bytes` (None: any number).
+        `most_bytes` (None: any number). `another` makes one more seat, or gives None if there is none left.
         """
         self._seats = list(seats)
         self._under_way, self._most_bytes = under_way, most_bytes
+        self._another = another
+        self._turn = 0  # of the seats
         self._copy_out = take_for(self, device)
 
     @classmethod
-    def of_replays(cls, instances: Sequence[Instance], device: torch.device) -> Flight:
-        """Replays of instances of one schedule, each on a stream of its own."""
-        streams = flight_streams(device, len(instances))
-        seats = [ReplaySeat(instance, stream) for instance, stream in zip(instances, streams, strict=True)]
-        flight = cls(seats, device, under_way=len(instances) + _MORE_REPLAYS)
+    def of_replays(
+        cls,
+        instances: Sequence[Instance],
+        device: torch.device,
+        *,
+        another: Callable[[], Instance | None] | None = None,
+        left: int = 0,
+    ) -> Flight:
+        """Replays of instances of one schedule, each on a stream of its own. `another` captures one more, up to `left`
+        times. It is called when a batch would wait for a replay, and gives None if there is none left.
+        """
+        streams = flight_streams(device, len(instances) + left)
+        seats = [ReplaySeat(instance, stream) for instance, stream in zip(instances, streams, strict=False)]
+        more = iter(streams[len(seats) :])
+
+        def another_seat() -> Seat | None:
+            made = another() if another is not None else None
+            return None if made is None else ReplaySeat(made, next(more))
+
+        flight = cls(seats, device, under_way=len(streams) + _MORE_REPLAYS, another=another_seat)
         torch.cuda.synchronize(device)
         return flight
 
@@ -89,7 +112,6 @@ class Flight:
         landings = landings or Landings()
         landings.make(self._under_way + _LANDED)
         busy: deque[_UnderWay[T]] = deque()
-        turn = 0
         with torch.no_grad():
             try:
                 for batch, beside in arrived:
@@ -98,19 +120,31 @@ class Flight:
                     if batch is None:
                         busy.append(_UnderWay(beside=beside))
                         continue
+                    seat = self._seat(head, busy)
                     lane, release = landings.take()
                     try:
-                        lane.start(batch, self._seats[turn % len(self._seats)], self._copy_out)
+                        lane.start(batch, seat, self._copy_out)
                     except BaseException:
                         release()
                         raise
-                    turn += 1
                     busy.append(_UnderWay(beside=beside, batch=batch, lane=lane, release=release))
                 while busy:
                     yield busy.popleft().land()
             finally:
                 for one in busy:
                     one.land().release()
+
+    def _seat(self, head: Head, busy: Iterable[_UnderWay[T]]) -> Seat:
+        """The next seat; a new one if all have work to do."""
+        if self._another is not None and sum(not one.computed for one in busy) >= len(self._seats):
+            made = self._another()
+            if made is not None:
+                made.prepare(head)
+                self._seats.append(made)
+                return made
+            self._another = None
+        self._turn += 1
+        return self._seats[self._turn % len(self._seats)]
 
     def _too_many_bytes(self, busy: Iterable[_UnderWay[T]]) -> bool:
         return self._most_bytes is not None and sum(one.bytes for one in busy) > self._most_bytes
@@ -127,6 +161,11 @@ class _UnderWay(Generic[T]):
     def bytes(self) -> int:
         """The size of its results on the device."""
         return self.lane.bytes if self.lane is not None else 0
+
+    @property
+    def computed(self) -> bool:
+        """Whether its results are there, perhaps not on the host yet."""
+        return self.lane is None or self.lane.computed
 
     def land(self) -> Landed[T]:
         if self.lane is None or self.batch is None:

@@ -19,7 +19,7 @@ from nimble_jobs.engine.record import flatten_outputs
 from nimble_jobs.errors import CheckFailed, first_line
 from nimble_jobs.schedule import Port
 
-__all__ = ["ROUNDS", "TOLERANCE", "check", "poison", "random_inputs", "run_once"]
+__all__ = ["ROUNDS", "TOLERANCE", "check", "check_alike", "poison", "random_inputs", "run_once"]
 
 # Largest accepted relative norm against eager, by the model's dtype. Kernels may only differ in the order of additions.
 TOLERANCE = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 5e-2}
@@ -112,6 +112,35 @@ def check(
         finally:
             put_back()
     return worst
+
+
+def check_alike(
+    first: Instance,
+    other: Instance,
+    ports: tuple[Port, ...],
+    device: torch.device,
+    *,
+    tolerance: float,
+    seed: int,
+    below: Below = 2,
+) -> None:
+    """Compare replays of another instance of a program with those of one that agrees with eager, on fresh input.
+
+    For programs that change nothing of the module. Raises CheckFailed, naming the output, if a relative norm is above
+    `tolerance`.
+    """
+    for turn in range(ROUNDS):
+        inputs = random_inputs(ports, device, seed + turn, below, turn=turn)
+        expected = {name: tensor.clone() for name, tensor in run_once(first, inputs).items()}
+        found = run_once(other, inputs)
+        synchronize(device)
+        for name, tensor in expected.items():
+            error = 0.0 if torch.equal(found[name], tensor) else relative_norm(found[name], tensor)
+            if not error <= tolerance:
+                raise CheckFailed(
+                    f"output {name!r} of a further instance differs from the first one's by a relative norm of "
+                    f"{error:.3g}; the tolerance is {tolerance:.3g}"
+                )
 
 
 def _fail(name: str, call: int, error: float, tolerance: float) -> NoReturn:

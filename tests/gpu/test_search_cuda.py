@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,13 +21,16 @@ from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.flight import Flight
 from nimble_jobs.engine.private import compilers
 from nimble_jobs.engine.private.compilers import keeping_compilers
+from nimble_jobs.engine.private.runtime import keep_busy
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.engine.verify import check
+from nimble_jobs.errors import CheckFailed
 from nimble_jobs.job import Hit
 from nimble_jobs.kernels.choices import Choices, using
 from nimble_jobs.planner import Request
 from nimble_jobs.planner.forward.build import build_best
+from nimble_jobs.planner.jobs import take
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.search.candidate import cost
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
@@ -208,6 +212,43 @@ def test_results_in_flight_keep_their_order(device: torch.device) -> None:
             seen += 1
         assert seen == 40
     built.close()
+
+
+def slowly(outputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """A head that keeps its stream busy for 10 ms."""
+    keep_busy(10_000, torch.device("cuda", 0))
+    return {"output": outputs["output"] * 2}
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_further_instances_come_when_batches_wait(
+    store: Store, code: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    """A stored schedule begins with one instance, and counts the memory of all. Without the others it goes on."""
+    asked = request(code, fuse="off", in_flight=4)
+    planner.prepare(asked, device=device, store=store, residents=Residents(2**34))
+    loaded = planner.prepare(asked, device=device, store=store, residents=Residents(2**34)).loaded
+    assert loaded.further is not None
+    assert (len(loaded.instances), loaded.further.left, loaded.further.made) == (1, 3, [])
+    loaded.take_off()
+    _, whole = loaded.arrivals, loaded.bytes
+    assert outputs_of(loaded, torch.randn(4, 3, 32, 32)).keys() == {"output"}
+    assert loaded.further.made == [], "one batch waits for nothing"
+    if broken:
+        monkeypatch.setattr(take, "check_alike", Mock(side_effect=CheckFailed("it differs")))
+    batches = [torch.randn(4, 3, 32, 32) for _ in range(40)]
+    with torch.no_grad():
+        expected = [2 * loaded.module(x.to(device, torch.float16)).cpu() for x in batches]
+    for _ in range(2):
+        loaded.arrivals.begin()
+        arrived = ((loaded.arrivals.upload(x), n) for n, x in enumerate(batches))
+        for n, landed in enumerate(loaded.run(arrived, slowly)):
+            assert landed.beside == n
+            assert relative_norm(landed.outputs["output"], expected[n]) < 1e-2
+            landed.release()
+    assert (len(loaded.further.made), loaded.further.left) == ((0, 0) if broken else (3, 0))
+    assert loaded.bytes == whole - (3 * loaded.instances[0].bytes if broken else 0)
+    loaded.close()
 
 
 def test_evicted_schedules_leave_the_others_right(store: Store, code: Path, device: torch.device) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -25,6 +26,7 @@ from nimble_jobs.errors import CheckFailed, EngineError
 from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.kernel_switches import Kernel
 from nimble_jobs.kernels import depthwise, separable
+from nimble_jobs.planner.forward.further import Further
 from nimble_jobs.planner.lookup.stored import Material, compiles_again
 from nimble_jobs.planner.search.plans import capture_several
 from nimble_jobs.planner.sources.source import Kernels, Layout, Source, Variants, record_source
@@ -41,6 +43,7 @@ class Restored:
     schedule: Schedule
     module: nn.Module  # whose weights the instances read: the given one, or its folded copy
     instances: tuple[Instance, ...]
+    further: Further | None = None  # captures those that are not among `instances`
 
 
 def restore(
@@ -52,10 +55,12 @@ def restore(
     *,
     own: bool = False,
     bound: nn.Module | None = None,
+    alike: Callable[[Instance, Instance], object] | None = None,
 ) -> Restored:
     """Capture a stored schedule over the module's weights, and let `check` raise if an instance is wrong. With
     `own`, weights may be moved. `bound` is the module with the weights folded and merged as the schedule says, if it
-    exists already.
+    exists already. With `alike` only the first instance is captured, and the others when they are asked for; it raises
+    CheckFailed if the replays of one differ from those of the first.
 
     Nothing is traced, and nothing compiled unless a kernel cannot do without its compiler. Whatever is raised, the
     module is as it was: CheckFailed, EngineError, OutOfMemory, ValueError.
@@ -72,7 +77,8 @@ def restore(
         recording = recording_of(material, lambda: record_source(bound, source, example, device, like=schedule.program))
         recording = replace(recording, example=dict(example))
         memory = MemoryPlan(offsets=schedule.offsets, peak_bytes=schedule.arena_bytes)
-        instances = capture_several(recording, schedule.plan, bound, device, schedule.in_flight, memory)
+        count = schedule.in_flight if alike is None else 1
+        instances = capture_several(recording, schedule.plan, bound, device, count, memory)
         check(instances)
         devices.clear_workspaces(device)  # of the checks' calls in eager
     except BaseException:
@@ -80,7 +86,18 @@ def restore(
             instance.close()
         variants.use()
         raise
-    return Restored(schedule=schedule, module=bound, instances=instances)
+
+    if alike is None:
+        return Restored(schedule=schedule, module=bound, instances=instances)
+    (first,), thread, check_alike = instances, threading.get_ident(), alike
+
+    def another() -> Instance:
+        again = threading.get_ident() == thread
+        (made,) = capture_several(recording, schedule.plan, bound, device, 1, memory, again=again)
+        return made
+
+    further = Further(first, schedule.in_flight - 1, another, lambda made: check_alike(first, made))
+    return Restored(schedule=schedule, module=bound, instances=instances, further=further)
 
 
 def check_loaded(

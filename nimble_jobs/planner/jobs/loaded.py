@@ -33,6 +33,7 @@ from nimble_jobs.models.from_exported import check_sizes
 from nimble_jobs.models.packed import Packed
 from nimble_jobs.models.pooled import Pooled
 from nimble_jobs.models.preprocessed import Preprocessed
+from nimble_jobs.planner.forward.further import Further
 from nimble_jobs.planner.jobs.origin import Origin
 from nimble_jobs.planner.keys.request import Request, resident_key
 from nimble_jobs.planner.module.carried import Carried
@@ -110,6 +111,7 @@ class Loaded:
     module: nn.Module  # whose weights the instances read
     origin: Origin = field(default_factory=Origin)
     instances: tuple[Instance, ...] = ()
+    further: Further | None = None  # captures more of them, once replays have to wait for each other
     schedule: Schedule | None = None
     fallback: str | None = None
     spared: str | None = None  # why a stored schedule is not loaded for this job
@@ -139,19 +141,22 @@ class Loaded:
 
     @property
     def bytes(self) -> int:
-        """Device memory of the module's state, of the instances, and of the copies beside them once `take_off` made
-        them; as they were measured.
+        """Device memory of the module's state, of the instances with those that may come, and of the copies beside them
+        once `take_off` made them; as they were measured.
         """
         if self._counted is None or self._counted[0]() is not self.module:
             self._counted = (weakref.ref(self.module), state_bytes(self.module))
         weights = self._counted[1] // (max(1, len(self.siblings.members)) if self.siblings is not None else 1)
-        return weights + sum(i.bytes for i in self.instances) + self._staging_bytes + self._arrival_bytes
+        further = self.further.bytes if self.further is not None else 0
+        return weights + sum(i.bytes for i in self.instances) + further + self._staging_bytes + self._arrival_bytes
 
     def take_off(self) -> Flight | None:
         """What carries batches through the instances, made once; None if they run one by one, on the host."""
         if self._flight is None and self.instances and able(self.device).streams:
             before = allocated_bytes(self.device)
-            self._flight = Flight.of_replays(self.instances, self.device)
+            further = self.further
+            another, left = (None, 0) if further is None else (further.take, further.left)
+            self._flight = Flight.of_replays(self.instances, self.device, another=another, left=left)
             self._staging_bytes = allocated_bytes(self.device) - before
         return self._flight
 
@@ -159,7 +164,7 @@ class Loaded:
     def arrivals(self) -> Arrivals:
         """Where batches arrive ahead of their replays, made once; other instances of the request take from it, too."""
         if self._arrivals is None:
-            in_flight = max(1, len(self.instances))
+            in_flight = max(1, len(self.instances) + (self.further.left if self.further is not None else 0))
             kind = self.request.input_dtype
             self._arrivals = Arrivals(self.request.input_shape, kind, self.device, in_flight=in_flight)
             self._arrival_bytes = self._arrivals.bytes
@@ -244,7 +249,9 @@ class Loaded:
         """Close the instances; the module stays."""
         for instance in self.instances:
             instance.close()
-        self.instances = ()
+        if self.further is not None:
+            self.further.close()
+        self.instances, self.further = (), None
         self._flight, self._staging_bytes = None, 0
 
     def close(self) -> None:

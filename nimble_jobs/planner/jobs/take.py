@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.engine.device import separate_memory
+from nimble_jobs.engine.device import able, separate_memory
 from nimble_jobs.engine.observe import Observed, Watched
 from nimble_jobs.engine.random_states import RandomStates
 from nimble_jobs.engine.state import Snapshot
-from nimble_jobs.engine.verify import ROUNDS
+from nimble_jobs.engine.verify import ROUNDS, check_alike
 from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.graph.writes import names_written
@@ -177,6 +177,13 @@ def _restore(
         if watched is not None and watched.left_traces:
             raise EngineError("the model changes its own state when it is called")
 
+    def alike(first: Instance, made: Instance) -> None:
+        ports, tolerance = material.schedule.program.inputs, tolerance_of(loaded.request)
+        below, seed = numbers_for(loaded.module), secrets.randbits(32)
+        check_alike(first, made, ports, loaded.device, tolerance=tolerance, seed=seed, below=below)
+
+    program = material.schedule.program
+    later = alike if able(loaded.device).streams and not names_written(program, program.state) else None
     siblings, source = loaded.siblings, source_of(material.schedule)
     shared = source.folded, source.merged
     like = siblings.variants.get(shared) if siblings is not None and source.rewrites else None
@@ -184,17 +191,19 @@ def _restore(
     own = siblings is None
     try:
         try:
-            restored = restore(loaded.module, material, example, loaded.device, check, own=own, bound=bound)
+            restored = restore(
+                loaded.module, material, example, loaded.device, check, own=own, bound=bound, alike=later
+            )
         except EngineError:  # a copy of the model lacks what calls have made in it since
             if bound is None:
                 raise
-            restored = restore(loaded.module, material, example, loaded.device, check, own=own)
+            restored = restore(loaded.module, material, example, loaded.device, check, own=own, alike=later)
     finally:
         observed.put_back()
     if siblings is not None and source.rewrites and isinstance(restored.module, Packed):
         siblings.variants[shared] = restored.module
     loaded.schedule, loaded.module, loaded.instances = material.schedule, restored.module, restored.instances
-    loaded.observed = observed
+    loaded.observed, loaded.further = observed, restored.further
 
 
 def move(loaded: Loaded, store: Store, residents: Residents, report: Report) -> Taken[Loaded] | Miss | Refused:

@@ -163,8 +163,12 @@ def capture_several(
     device: torch.device,
     count: int,
     memory: MemoryPlan | None = None,
+    *,
+    again: bool = False,
 ) -> tuple[Instance, ...]:
-    """`count` instances of a plan over one module's state. Raises OutOfMemory, EngineError; then none is left."""
+    """`count` instances of a plan over one module's state. `again`: this thread has captured it before. Raises
+    OutOfMemory, EngineError; then none is left.
+    """
     memory, state = memory or arena_plan(recording.program, plan), state_of(module)
     made: list[Instance] = []
     try:
@@ -178,7 +182,7 @@ def capture_several(
                     kernels=recording.kernels,
                     device=device,
                     memory=memory,
-                    example=None if made and devices.able(device).graphs else recording.example,
+                    example=None if (made or again) and devices.able(device).graphs else recording.example,
                 )
             )
     except BaseException:

@@ -1,0 +1,59 @@
+"""The other instances of a stored schedule. A job with few batches, or slow input, may never need them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from nimble_jobs.engine.capture import Instance
+from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory
+
+log = logging.getLogger(__name__)
+
+
+class Further:
+    """Captures the instances besides the first one, each when it is asked for."""
+
+    def __init__(
+        self, first: Instance, left: int, make: Callable[[], Instance], check: Callable[[Instance], object]
+    ) -> None:
+        """`make` captures one, and `check` raises CheckFailed if its replays differ from the first one's."""
+        self.left = left  # how many there can still be
+        self.made: list[Instance] = []
+        self._each_bytes = first.bytes
+        self._make = make
+        self._check = check
+
+    @property
+    def bytes(self) -> int:
+        """Device memory of those that were made, and of those that are left."""
+        return sum(each.bytes for each in self.made) + self.left * self._each_bytes
+
+    def take(self) -> Instance | None:
+        """One more, checked; None if there is none left. If one cannot be had, the log says why, and none is left: the
+        job goes on with those that there are. Raises DeviceFault.
+        """
+        if not self.left:
+            return None
+        made: Instance | None = None
+        try:
+            made = self._make()
+            self._check(made)
+        except DeviceFault:
+            raise
+        except (EngineError, OutOfMemory) as e:
+            if made is not None:
+                made.close()
+            self.left = 0
+            log.warning("fewer batches are in flight than the schedule says, since another instance is missing: %s", e)
+            return None
+        self.left -= 1
+        self.made.append(made)
+        return made
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.left = 0
+        for each in self.made:
+            each.close()
+        self.made = []
