@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from nimble_jobs.engine.capture import Instance
-from nimble_jobs.errors import DeviceFault, EngineError, OutOfMemory
+from nimble_jobs.errors import DeviceFault, EngineError
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Further:
             self._check(made)
         except DeviceFault:
             raise
-        except (EngineError, OutOfMemory) as e:
+        except EngineError as e:
             if made is not None:
                 made.close()
             self.left = 0
