@@ -4,7 +4,8 @@
     python scripts/bench_start.py [--models resnet18,...] [--device cpu] [--dtype fp32] [--rounds 3] [--phases]
                                   [--drawn] [--json FILE]
 
-The clock starts once torch and this package are imported and the device answers; it stops after the first batch.
+A process begins as `run` does: threads import torch and this package, and have the device load its libraries. The clock
+starts once all is imported and the device answers; it stops after the first batch.
 Models: names of torchvision's, or zoo:NAME for the networks of nimble_jobs.bench.zoo. Weights are read from a file, as
 for a trained model; with --drawn every process draws random ones. Each model has a schedule store of its own. Processes
 find Python's modules compiled: where torch was installed without, a build that is not counted comes first and leaves
@@ -26,10 +27,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from measuring import compiled_python, environment, save
 from phases import Clock
+
+if TYPE_CHECKING:
+    from nimble_jobs.spec import JobSpec
 
 ZOO = """\
 from nimble_jobs.bench import zoo
@@ -165,15 +169,24 @@ def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
-    """In a process of its own: the seconds up to the first batch."""
+    """In a process of its own, which begins as `run` does: the seconds up to the first batch."""
     begin = time.perf_counter()
+    from nimble_jobs.worker.early import Early
+
+    source = f"torchvision:{model}"
+    if model.startswith("zoo:"):
+        file = Path(home) / "model.py"
+        file.write_text(ZOO.format(name=model.removeprefix("zoo:"), drawn=options.drawn))
+        source = f"python:{file}:make"
+    spec = job(source, None if options.drawn else str(Path(home) / WEIGHTS), options)
+    early = Early(spec)
+    early.join()
     import torch
 
     from nimble_jobs import planner
     from nimble_jobs.bench import zoo
     from nimble_jobs.engine import capture, captures, tail
     from nimble_jobs.engine import device as devices
-    from nimble_jobs.spec import ModelSpec
     from nimble_jobs.store import open_store
     from nimble_jobs.store.home import resolve
     from nimble_jobs.worker.residency import Residents, default_budget_bytes
@@ -186,17 +199,11 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
         for module in (capture, tail):
             vars(module)["capturing"] = _timed_block(clock, captures.capturing)
     ready = time.perf_counter()
-    source = f"torchvision:{model}"
     shape: tuple[int, ...] = (3, SIDE, SIDE)
     if model.startswith("zoo:"):
-        file = Path(home) / "model.py"
-        file.write_text(ZOO.format(name=model.removeprefix("zoo:"), drawn=options.drawn))
-        source = f"python:{file}:make"
         shape = zoo.entry(model.removeprefix("zoo:")).input_shape
     request = planner.Request(
-        model=ModelSpec(
-            source=source, dtype=options.dtype, weights=None if options.drawn else str(Path(home) / WEIGHTS)
-        ),
+        model=spec.model,
         shape=shape,
         dtype="float32",
         batch_size=options.batch,
@@ -227,7 +234,25 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
             "environment": environment(device=devices.describe(device), device_facts=devices.facts(device)),
         }
         residents.clear()
+    early.close()
     return found
+
+
+def job(source: str, weights: str | None, options: argparse.Namespace) -> JobSpec:
+    """What `run` would be given."""
+    from nimble_jobs import spec as specs
+
+    return specs.restore(
+        {
+            "version": 1,
+            "name": "start",
+            "kind": "score",
+            "model": {"source": source, "dtype": options.dtype, "weights": weights},
+            "input": {"source": "x.npy", "format": "npy", "batch_size": options.batch},
+            "output": {"path": "out", "format": "npy", "fields": ["id"]},
+            "run": {"device": options.device},
+        }
+    )
 
 
 def _timed_block(clock: Clock, block: Callable[..., Any]) -> Callable[..., Any]:

@@ -53,7 +53,7 @@ class Watched:
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         self.left_traces = False
-        self._module = module
+        self.module = module
         contents = Contents(module)
         self._snapshot, self._random = Snapshot(module, contents), RandomStates(device)
         self._attributes, self._tensors = Attributes(contents), contents.identities()
@@ -61,7 +61,7 @@ class Watched:
     def __call__(self, *inputs: torch.Tensor) -> Any:
         try:
             with self._snapshot.watching():
-                result = self._module(*inputs)
+                result = self.module(*inputs)
         except torch.OutOfMemoryError:
             raise
         except Exception:
@@ -83,7 +83,7 @@ class Watched:
     def _differs(self) -> bool:
         if self._random.changed() is not None or self._snapshot.nests:
             return True
-        contents = Contents(self._module)
+        contents = Contents(self.module)
         return (
             contents.identities() != self._tensors
             or self._attributes.differing(Attributes(contents)) is not None

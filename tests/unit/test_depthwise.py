@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nimble_jobs.engine import verify
+from nimble_jobs.engine.observe import Watched
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.engine.static_kernel import pack, unpack
 from nimble_jobs.errors import CheckFailed, EngineError
@@ -213,6 +214,49 @@ def test_a_check_without_the_library_is_not_the_last_word(monkeypatch: pytest.Mo
     assert asked[2] is module
     check_loaded([cast(Any, None)], module, schedule, **given | {"device": torch.device("cuda:0")})
     assert asked[3] is not module  # does without cuDNN's attention
+
+
+@pytest.mark.parametrize(
+    ("layer", "dtype", "batch", "without"),
+    [
+        (torch.nn.Conv2d(8, 8, 3), torch.float16, 4, True),
+        (torch.nn.Conv2d(8, 8, 3, groups=8), torch.bfloat16, 1, True),
+        (torch.nn.Conv2d(8, 8, 3), torch.float16, 5, False),  # one picture after the other
+        (torch.nn.Conv2d(8, 8, 3, groups=2), torch.float16, 1, False),  # one group after the other
+        (torch.nn.Conv2d(8, 8, 3), torch.float32, 1, False),  # cuDNN rounds
+        (torch.nn.Linear(8, 8), torch.float16, 1, False),
+    ],
+)
+@pytest.mark.parametrize("watched", [False, True])
+def test_few_pictures_are_checked_without_cudnn(
+    monkeypatch: pytest.MonkeyPatch,
+    layer: torch.nn.Module,
+    dtype: torch.dtype,
+    batch: int,
+    without: bool,
+    watched: bool,
+) -> None:
+    """In half precision, on a GPU: torch's own convolutions take no plans."""
+    enabled: list[bool] = []
+
+    class Noted(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer.to(dtype)
+
+        def forward(self, *_: torch.Tensor) -> None:
+            enabled.append(torch.backends.cudnn.enabled)
+
+    module = Noted()
+    x = View(buffer=0, dtype="float16", itemsize=2, shape=(batch, 8, 9, 9), stride=(648, 81, 9, 1), offset=0)
+    program = replace(_recording(_task()).program, inputs=(Port(name="x", view=x),))
+    schedule: Any = SimpleNamespace(program=program)
+    monkeypatch.setattr(verify, "check", lambda _, eager, *__, **___: eager())
+    eager = Watched(module, torch.device("cpu")) if watched else module
+    given: Any = {"tolerance": 1e-2, "seed": 1}
+    check_loaded([cast(Any, None)], eager, schedule, torch.device("cuda:0"), **given)
+    check_loaded([cast(Any, None)], eager, schedule, torch.device("cpu"), **given)
+    assert enabled == [not without, True]
 
 
 RUN = """

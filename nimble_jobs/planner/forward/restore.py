@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from nimble_jobs import graph
 from nimble_jobs.engine import device as devices
@@ -19,7 +20,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
 from nimble_jobs.engine.first_calls import without_cudnn
 from nimble_jobs.engine.inputs import Below
-from nimble_jobs.engine.observe import Observed
+from nimble_jobs.engine.observe import Observed, Watched
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import unpack
 from nimble_jobs.errors import CheckFailed, EngineError
@@ -30,10 +31,12 @@ from nimble_jobs.planner.forward.further import Further
 from nimble_jobs.planner.lookup.stored import Material, compiles_again
 from nimble_jobs.planner.search.plans import capture_several
 from nimble_jobs.planner.sources.source import Kernels, Layout, Source, Variants, record_source
-from nimble_jobs.schedule import Schedule
+from nimble_jobs.schedule import Program, Schedule
 
 _NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
 _OWN_DEPTHWISE = (depthwise.PREFIX, separable.PREFIX)
+_HALF = (torch.float16, torch.bfloat16)
+_FEW_PICTURES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +117,8 @@ def check_loaded(
     example: Mapping[str, torch.Tensor] = _NONE,
 ) -> float:
     """`verify.check` of instances that were loaded. On a GPU, eager first does without cuDNN's attention and, if the
-    schedule has depthwise convolutions of ours, without its convolutions: their first calls take long. Returns the
-    worst relative norm. Raises CheckFailed.
+    schedule has depthwise convolutions of ours or few pictures, without its convolutions: their first calls take long.
+    Returns the worst relative norm. Raises CheckFailed.
     """
 
     def against(call: Callable[..., Any]) -> float:
@@ -134,11 +137,25 @@ def check_loaded(
             others=instances[1:],
         )
 
-    convolutions = any(task.op.startswith(_OWN_DEPTHWISE) for task in schedule.program.tasks)
-    if convolutions or devices.able(device).kernels:
+    program = schedule.program
+    convolutions = any(task.op.startswith(_OWN_DEPTHWISE) for task in program.tasks)
+    on_gpu = devices.able(device).kernels
+    convolutions = convolutions or (on_gpu and _quick_without_cudnn(eager, program))
+    if convolutions or on_gpu:
         with contextlib.suppress(CheckFailed):  # it rounds otherwise, too: what the schedule was built against decides
             return against(without_cudnn(eager, convolutions=convolutions))
     return against(eager)
+
+
+def _quick_without_cudnn(eager: Callable[..., Any], program: Program) -> bool:
+    """Whether a module's calls take hardly longer with torch's own convolutions. They compute one picture after the
+    other, and one group after the other, and unlike cuDNN's do not round fp32 before they multiply.
+    """
+    module = eager.module if isinstance(eager, Watched) else eager
+    layers = [m for m in module.modules() if isinstance(m, _ConvNd)] if isinstance(module, nn.Module) else []
+    few = all(port.view.shape[:1] <= (_FEW_PICTURES,) for port in program.inputs)
+    plain = all(m.weight.dtype in _HALF and m.groups in (1, m.in_channels) for m in layers)
+    return bool(layers) and few and plain
 
 
 def source_of(schedule: Schedule) -> Source:
