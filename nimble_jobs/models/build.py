@@ -54,7 +54,7 @@ def build(
     if lazy:
         raise ModelError(f"{spec.source}: {lazy[0]} has no shape before a first call; give lazy modules their sizes")
     if file is not None:
-        load_weights(module, file, lend=torch.device(device).type != "cpu")
+        load_weights(module, file)
     # transformers builds in the dtype itself, and keeps the buffers in fp32 that need it.
     return _placed(module, None if source.scheme == "transformers" else dtype, device, spec.source).eval()
 

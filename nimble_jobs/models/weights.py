@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import uuid
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -20,16 +18,12 @@ from nimble_jobs.regular import NotRegular, name_of, open_regular
 from nimble_jobs.whole import sync_path
 
 _LISTED = 10  # names of one kind in a message
-_PLAIN = (nn.Module._load_from_state_dict, nn.modules.batchnorm._NormBase._load_from_state_dict)
-_HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_state_dict_hooks", "_state_dict_pre_hooks")
 
 
-def load_weights(module: nn.Module, path: Path, *, lend: bool = False) -> None:
+def load_weights(module: nn.Module, path: Path) -> None:
     """Copy the weights in `path` into the module, in place; floating types are converted to the module's own.
 
     Every name and shape must match. A name that is absent is accepted where the module ties it to one that is there.
-    With `lend`, tensors may become parts of the file itself, so that each is read once, by whoever copies the module to
-    a device; until then the file must not change.
     Raises ModelError, naming the file and what is missing, unexpected or of another shape; the module stays as it was.
     """
     state = read_weights(path)
@@ -38,41 +32,11 @@ def load_weights(module: nn.Module, path: Path, *, lend: bool = False) -> None:
     if complaints:
         hint = "" if not _prefixed(state, expected) else "; every name in the file starts with 'module.'"
         raise ModelError(f"{path}: does not fit the model: {'; '.join(complaints)}{hint}")
-    if lend and _loads_plainly(module):
-        _lend(module, state)
-        return
     try:
         # Strictness was checked above, where tied names are understood.
         module.load_state_dict(state, strict=False)
     except RuntimeError as e:
         raise ModelError(f"{path}: does not fit the model: {e}") from e
-
-
-def _loads_plainly(module: nn.Module) -> bool:
-    """Whether loading a complete state dict is nothing but copying every tensor."""
-    return all(
-        type(each)._load_from_state_dict in _PLAIN
-        and type(each).load_state_dict is nn.Module.load_state_dict
-        and type(each).state_dict is nn.Module.state_dict
-        and not any(each.__dict__.get(hooks) for hooks in _HOOKS)
-        for each in module.modules()
-    )
-
-
-def _lend(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load a state dict that fits: a tensor that shares its memory with no other takes over the one of its name."""
-    named = dict(itertools.chain(module.named_parameters(remove_duplicate=False), module.named_buffers()))
-    places = Counter(t.untyped_storage().data_ptr() for t in named.values())
-    with torch.no_grad():
-        for name, given in state.items():
-            own = named[name]
-            storage = own.untyped_storage()
-            alone = places[storage.data_ptr()] == 1 and storage.nbytes() == own.numel() * own.itemsize
-            alike = (own.dtype, own.stride(), own.device) == (given.dtype, given.stride(), given.device)
-            if alone and alike and type(own) in (nn.Parameter, Tensor):
-                own.data = given
-            else:
-                own.copy_(given)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

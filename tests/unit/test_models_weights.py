@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from nimble_jobs.errors import ModelError
-from nimble_jobs.models import build as build_module
 from nimble_jobs.models.weights import load_weights, read_weights, save_weights
-from nimble_jobs.spec import ModelSpec
 
 
 class Tied(nn.Module):
@@ -31,37 +27,6 @@ class Tied(nn.Module):
 def same(a: nn.Module, b: nn.Module) -> bool:
     x, y = a.state_dict(), b.state_dict()
     return list(x) == list(y) and all(torch.equal(x[n], y[n]) for n in x)
-
-
-class Halved(nn.Linear):
-    """A layer whose file holds twice its weights."""
-
-    def _load_from_state_dict(self, state_dict: dict[str, torch.Tensor], prefix: str, *rest: Any) -> None:
-        super()._load_from_state_dict({n: t / 2 for n, t in state_dict.items()}, prefix, *rest)
-
-
-class Hooked(nn.Module):
-    """Notes that weights were loaded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-        self.linear.register_load_state_dict_post_hook(lambda module, _: setattr(module, "scale", 2.0))
-
-    def extra_repr(self) -> str:
-        return f"scale={self.linear.__dict__.get('scale')}"
-
-
-class Columns(nn.Module):
-    """Two parameters in one storage, a frozen one, a buffer of integers, and one that no file holds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        both = torch.randn(4, 6)
-        self.left, self.right = nn.Parameter(both[:, :3]), nn.Parameter(both[:, 3:])
-        self.frozen = nn.Parameter(torch.randn(5), requires_grad=False)
-        self.register_buffer("counts", torch.arange(4))
-        self.register_buffer("scratch", torch.zeros(4), persistent=False)
 
 
 def net() -> nn.Sequential:
@@ -88,61 +53,6 @@ def test_loading_keeps_ties_and_layout(tmp_path: Path) -> None:
     tied = Tied()
     load_weights(tied, tmp_path / "m.safetensors")
     assert tied.head.weight is tied.embed.weight
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(
-    "make",
-    [
-        net,
-        lambda: net().to(memory_format=torch.channels_last),
-        Tied,
-        Columns,
-        Hooked,
-        lambda: Halved(3, 2),
-        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)),
-        lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).double(),
-    ],
-)
-def test_lent_weights_are_those_that_copying_gives(
-    tmp_path: Path, make: Callable[[], nn.Module], dtype: torch.dtype
-) -> None:
-    """With the same dtypes, strides, ties and gradients; what needs more than a copy gets it."""
-    given, copied, lent = make(), make(), make()
-    save_file(
-        {
-            n: (t.to(dtype) if t.is_floating_point() else t).clone(memory_format=torch.contiguous_format)
-            for n, t in given.state_dict().items()
-        },
-        tmp_path / "m.safetensors",
-    )
-    load_weights(copied, tmp_path / "m.safetensors")
-    load_weights(lent, tmp_path / "m.safetensors", lend=True)
-    assert same(copied, lent)
-    assert str(copied) == str(lent)
-    for (n, a), (m, b) in zip(
-        [*copied.named_parameters(), *copied.named_buffers()],
-        [*lent.named_parameters(), *lent.named_buffers()],
-        strict=True,
-    ):
-        assert (n, a.dtype, a.stride(), a.requires_grad, type(a)) == (m, b.dtype, b.stride(), b.requires_grad, type(b))
-    if isinstance(lent, Tied):
-        assert lent.head.weight is lent.embed.weight
-    if isinstance(lent, Columns):
-        assert lent.left.untyped_storage().data_ptr() == lent.right.untyped_storage().data_ptr()
-
-
-def test_only_a_device_borrows_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that stays on the CPU has its own, which outlive the file."""
-    lends: list[bool] = []
-    monkeypatch.setattr(build_module, "load_weights", lambda *_, lend: lends.append(lend))
-    monkeypatch.setattr(build_module, "_placed", lambda module, *_: module)
-    (tmp_path / "m.py").write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(2, 2)\n")
-    (tmp_path / "m.safetensors").touch()
-    spec = ModelSpec(source=f"python:{tmp_path / 'm.py'}:make", weights=str(tmp_path / "m.safetensors"))
-    for device in ("cpu", "cuda:1"):
-        build_module.build(spec, device=device, allowed_python=(tmp_path,))
-    assert lends == [False, True]
 
 
 def test_a_tied_name_may_be_absent(tmp_path: Path) -> None:

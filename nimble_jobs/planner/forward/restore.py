@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from nimble_jobs import graph
 from nimble_jobs.engine import device as devices
@@ -21,6 +20,7 @@ from nimble_jobs.engine.compact import compact
 from nimble_jobs.engine.first_calls import without_cudnn
 from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.observe import Observed, Watched
+from nimble_jobs.engine.private.modules import Convolution
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import unpack
 from nimble_jobs.errors import CheckFailed, EngineError
@@ -152,7 +152,7 @@ def _quick_without_cudnn(eager: Callable[..., Any], program: Program) -> bool:
     other, and one group after the other, and unlike cuDNN's do not round fp32 before they multiply.
     """
     module = eager.module if isinstance(eager, Watched) else eager
-    layers = [m for m in module.modules() if isinstance(m, _ConvNd)] if isinstance(module, nn.Module) else []
+    layers = [m for m in module.modules() if isinstance(m, Convolution)] if isinstance(module, nn.Module) else []
     few = all(port.view.shape[:1] <= (_FEW_PICTURES,) for port in program.inputs)
     plain = all(m.weight.dtype in _HALF and m.groups in (1, m.in_channels) for m in layers)
     return bool(layers) and few and plain
