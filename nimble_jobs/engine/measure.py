@@ -41,6 +41,12 @@ def budget_s(text: str | None) -> float:
 
 BUDGET_S = budget_s(os.environ.get(VARIABLE))
 
+
+def figure_s(device: torch.device) -> float:
+    """Seconds to spend on one figure of a device. Times of a GPU vary less than those of a CPU, so half is enough."""
+    return BUDGET_S / 2 if able(device).graphs else BUDGET_S
+
+
 _CALLS = 200  # at most per sample
 _SAMPLES = 7
 _CPU_ROUNDS = 4  # the first one warms up

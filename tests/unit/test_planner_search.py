@@ -426,6 +426,29 @@ def test_a_source_far_behind_on_one_stream_is_not_tried_on_several(
     assert tried or rows["eager kernels, channels-last, several streams"].reason == reason
 
 
+@pytest.mark.parametrize(("given_us", "tried"), [(24.9, True), (25.1, False)])
+def test_eager_kernels_far_behind_compiled_ones_are_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, given_us: float, tried: bool
+) -> None:
+    """Neither in another layout nor over folded weights, which gain less; the table says so."""
+    ours = Source(kernels="epilogues", layout="given")
+    real = record_source
+
+    def recorded(module: nn.Module, source: Source, *args: Any, **kwargs: Any) -> Recording:
+        return real(module, replace(source, kernels="eager"), *args, **kwargs)
+
+    monkeypatch.setattr(targets, "record_source", recorded)
+    measured_as(monkeypatch, [1] * 8, [given_us, 10.0, 11.0, 12.0])
+    rows = {c.name: c for c in searched(Images(), monkeypatch, ours, FOLDED, LAST).schedule.candidates}
+    for name in ("eager kernels, folded", "eager kernels, channels-last"):
+        if tried:
+            assert f"{name}, 1 stream" in rows
+        else:
+            assert rows[name].reason == (
+                "not tried: eager kernels, 1 stream takes 25 us, and inductor kernels and ours, 1 stream 10 us"
+            )
+
+
 def test_what_we_add_to_a_compilers_kernels_costs_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a source with our additions fails, and the compiler's own kernels were not tried, they are; else not again."""
     ours, plain = (Source(kernels=kernels, layout="given") for kernels in ("epilogues", "inductor"))

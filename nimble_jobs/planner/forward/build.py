@@ -147,7 +147,7 @@ def build_best(
             if keep_integers and not takes(module, example, observed):
                 example, integers = dict(inputs), dict(inputs)
             if eager_us is None:
-                budget_s = measure.BUDGET_S if precedent is None else _BUDGET_S
+                budget_s = measure.figure_s(device) if precedent is None else _BUDGET_S
                 eager_us = time_calls(lambda: module(*example.values()), device, observed, budget_s=budget_s)
             given = inputs if keep_integers else {}
             shown = Example(inputs=example, batch=batch, below=below, integers=integers, given=given)
@@ -240,7 +240,7 @@ class _Build:
                 self._precedent = precedent
                 return winner, contest
             target.use(AS_GIVEN)
-        target.budget_s = measure.BUDGET_S
+        target.budget_s = measure.figure_s(target.device)
         name, before = f"as for {precedent.words}", self._search
         rows = [c for c in before.candidates if c.reason]
         reason = f"{rows[-1].name}: {rows[-1].reason}" if rows else "slower than eager"

@@ -95,7 +95,7 @@ class ForwardTarget:
         self.variants = Variants(module)
         self.module = module  # whose weights programs read: the given one, or a copy with some folded or merged
         self.eager = module
-        self.budget_s = _BRIEFLY_S if options.quick else measure.BUDGET_S  # of one figure
+        self.budget_s = _BRIEFLY_S if options.quick else measure.figure_s(device)  # of one figure
         self._options = options
         self._samples: Samples | None = None
         self._kept: Instance | None = None  # of a quick build: its only candidate, checked and timed
@@ -115,9 +115,10 @@ class ForwardTarget:
         groups = mergeable(program, self.eager) if fold and Kernel.MERGED not in without else ()
         # Where compilers are, eager's kernels are tried in channels-last only once: folded, they do less work.
         once = bool(pairs) and "epilogues" in kernels
-        sources = [Source(kernels="eager", layout="channels-last")] if images and not once else []
+        eager = [Source(kernels="eager", layout="channels-last")] if images and not once else []
         if pairs or groups:
-            sources.append(Source(kernels="eager", layout=layout, folded=pairs, merged=groups))
+            eager.append(Source(kernels="eager", layout=layout, folded=pairs, merged=groups))
+        sources: list[Source] = []
         for each in kernels:  # the same kernels do less work over folded weights
             if each == "inductor" and "epilogues" in kernels and self._options.fuse != "max":
                 continue  # with ours, they are faster nearly always, and to compile both takes twice as long
@@ -125,7 +126,7 @@ class ForwardTarget:
                 continue
             merged = groups if each in ("epilogues", "onednn") else ()
             sources.append(Source(kernels=each, layout=layout, folded=pairs, merged=merged, without=without))
-        return sources
+        return [*sources, *eager] if "epilogues" in kernels else [*eager, *sources]
 
     @property
     def _may_pack(self) -> bool:

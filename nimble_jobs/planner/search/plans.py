@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,10 +21,12 @@ from nimble_jobs.graph.memory import MemoryPlan
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.search.candidate import MeasuredCandidate
 from nimble_jobs.planner.search.target import PlannedProgram, Programs, Target
-from nimble_jobs.planner.sources.source import Kernels, Source
+from nimble_jobs.planner.sources.fold import Pairs
+from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Source
 from nimble_jobs.schedule import GraphFacts, Plan
 
 _CAPS = (2, 4, 8, 16)
+_EAGER = 2.5  # times as fast as given is more than eager's kernels become by another layout or folded weights
 _FAR_BEHIND = 1.5  # times as long on one stream, which no number of streams made up for where it was measured
 _WORTH_TRYING = 0.98  # critical path over total work, above which streams are not tried
 _MOST_STREAMS = 32  # gradients of weights are all independent, and libraries keep a workspace for every stream
@@ -133,6 +135,28 @@ def far_behind(one: MeasuredCandidate, passed: Sequence[MeasuredCandidate]) -> s
     if one.source.kernels == "crowded" or one.replay_us <= _FAR_BEHIND * first.replay_us:
         return None
     return f"one stream takes {one.replay_us:.0f} us, and {first.row.name} {first.replay_us:.0f} us"
+
+
+def eager_far_behind(source: Source, passed: Sequence[MeasuredCandidate]) -> str | None:
+    """Why eager's kernels are not worth a try in another layout or over folded weights; None if they may be."""
+    given = [each for each in passed if each.source == AS_GIVEN]
+    others = [each for each in passed if each.source.kernels != "eager"]
+    if source.kernels != "eager" or not given or not others:
+        return None
+    best = min(others, key=lambda each: each.replay_us)
+    if given[0].replay_us <= _EAGER * best.replay_us:
+        return None
+    return f"{given[0].row.name} takes {given[0].replay_us:.0f} us, and {best.row.name} {best.replay_us:.0f} us"
+
+
+def instead_of(source: Source, tried: Collection[Source], pairs: Pairs) -> Source | None:
+    """What to try next after a source that does not work; `pairs` are those that fold. None: nothing."""
+    plain = replace(source, folded=(), merged=() if source.kernels == "eager" else source.merged)
+    if plain not in tried:
+        return plain  # folded weights may not fit a narrow type
+    if source.kernels == "epilogues" and "inductor" not in {each.kernels for each in tried}:
+        return replace(source, kernels="inductor", merged=(), folded=pairs)  # without what is ours
+    return None
 
 
 def few_plans(program: PlannedProgram, plans: Sequence[tuple[Plan, GraphFacts]]) -> list[tuple[Plan, GraphFacts]]:

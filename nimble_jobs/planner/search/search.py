@@ -25,8 +25,10 @@ from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search.candidate import PAYS, MeasuredCandidate, failed, left_out, measured_row, over_limit
 from nimble_jobs.planner.search.clock import Clock
 from nimble_jobs.planner.search.plans import (
+    eager_far_behind,
     far_behind,
     few_plans,
+    instead_of,
     may_compile,
     may_have_streams,
     plan_on_one_stream,
@@ -112,14 +114,14 @@ class Search:
             source = waiting.pop(0)
             if self._out_of_time(source.name):
                 continue
+            if (behind := eager_far_behind(source, self.passed)) is not None:
+                self.candidates.append(left_out(source.name, f"not tried: {behind}"))
+                continue
             tried.add(source)
             pairs = source.folded or pairs
-            plain = replace(source, folded=(), merged=() if source.kernels == "eager" else source.merged)
             singles.append(self._try(source))
-            if singles[-1] is None and plain not in tried:
-                waiting.insert(0, plain)  # folded weights may not fit a narrow type
-            elif singles[-1] is None and source.kernels == "epilogues" and "inductor" not in {t.kernels for t in tried}:
-                waiting.insert(0, replace(source, kernels="inductor", merged=(), folded=pairs))  # without what is ours
+            if singles[-1] is None and (other := instead_of(source, tried, pairs)) is not None:
+                waiting.insert(0, other)
         return [single for single in singles if single is not None]
 
     def _further_sources(self) -> list[Source]:
@@ -194,8 +196,7 @@ class Search:
         assert self._best is not None
         if not any(may_have_streams(p.facts, self._options, target.device) for p in single.programs.values()):
             return
-        behind = far_behind(single, self.passed)
-        if behind is not None:
+        if (behind := far_behind(single, self.passed)) is not None:
             self.candidates.append(left_out(name, f"not tried: {behind}"))
             return
         single = single if self._out_of_time(name) else self.timed(single)
