@@ -23,6 +23,7 @@ from nimble_jobs.spec.formats import TEXTS
 log = logging.getLogger(__name__)
 
 _CUDA_DRIVER = "libcuda.so.1"
+_FEW = 10_000  # objects: Python 3.12 begins with some that its collector skips
 
 
 class Early:
@@ -38,7 +39,7 @@ class Early:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._collects = gc.isenabled()
-        self._freezes = gc.get_freeze_count() == 0
+        self._freezes = gc.get_freeze_count() < _FEW
         gc.disable()
         self._torch = threading.Event()  # set once the import has succeeded or failed
         self._imports = _started("imports", self._import)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from concurrent.futures import Future
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -18,10 +19,18 @@ from nimble_jobs.engine.private.compilers import keeping_compilers, stop_compile
 
 @pytest.fixture
 def stops(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Grows when the processes are ended."""
+    """Grows when the processes are ended, at once for once; Inductor begins with one pool, and always has one."""
     found: list[str] = []
-    pools = SimpleNamespace(shutdown_compile_workers=lambda: found.append("stopped"))
-    monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", pools)
+    one = SimpleNamespace(shutdown=lambda: found.append("stopped"))
+    module = SimpleNamespace(
+        _pool_set=[one],
+        after_fork=lambda: None,
+        AsyncCompile=SimpleNamespace(),
+        shutdown_compile_workers=lambda: found.append("by itself"),
+    )
+    monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", module)
+    at_once = lambda target, args, **_: SimpleNamespace(start=lambda: target(*args))  # noqa: E731
+    monkeypatch.setattr(compilers, "threading", SimpleNamespace(Thread=at_once))
     return found
 
 
@@ -85,6 +94,36 @@ def test_before_they_are_ready_nothing_is_submitted(pool: SimpleNamespace) -> No
     assert pool.submitted == []
 
 
+def test_a_build_does_not_wait_for_them_to_end(pool: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That takes a second. Meanwhile Inductor has none, and may start others."""
+    monkeypatch.setattr(compilers, "threading", threading)
+    goes_on, ended = threading.Event(), threading.Event()
+
+    def shutdown() -> None:
+        assert goes_on.wait(30)
+        ended.set()
+
+    module = sys.modules["torch._inductor.async_compile"]
+    monkeypatch.setattr(module, "_pool_set", [SimpleNamespace(shutdown=shutdown)])
+    monkeypatch.setattr(module, "after_fork", module._pool_set.clear)
+    with compilers.compiling(True):
+        assert len(module._pool_set) == 1
+    assert (len(module._pool_set), ended.is_set()) == (0, False)
+    goes_on.set()
+    assert ended.wait(30)
+
+
+def test_a_torch_that_was_not_tested_ends_its_processes_itself(
+    stops: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its names may be others."""
+    module = SimpleNamespace(shutdown_compile_workers=lambda: stops.append("by itself"))
+    monkeypatch.setitem(sys.modules, "torch._inductor.async_compile", module)
+    monkeypatch.setattr(compilers, "tested_version", lambda: "torch 9 was not tested")
+    stop_compilers()
+    assert stops == ["by itself"]
+
+
 def test_a_build_that_wants_none_starts_none(pool: SimpleNamespace) -> None:
     with pytest.raises(KeyError), compilers.compiling(False):
         raise KeyError("in the build")
@@ -92,22 +131,21 @@ def test_a_build_that_wants_none_starts_none(pool: SimpleNamespace) -> None:
 
 
 def test_a_server_that_does_not_end_is_killed(pool: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch waits for five minutes, and then leaves it. The build ends all the same, and the next has another."""
+    """Torch waits for five minutes, and then leaves it. The build waits for nothing, and the next has another."""
 
     def never() -> None:
         raise subprocess.TimeoutExpired("a server", 300)
 
     server = SimpleNamespace(kill=lambda: pool.stops.append("killed"), wait=lambda: pool.stops.append("ended"))
     module = sys.modules["torch._inductor.async_compile"]
-    monkeypatch.setattr(module, "shutdown_compile_workers", never)
     future: Future[Any] = Future()
-    old = SimpleNamespace(process=server, futures_lock=nullcontext(), pending_futures={1: future})
-    monkeypatch.setattr(module, "_pool_set", [old, SimpleNamespace()], raising=False)
-    monkeypatch.setattr(module, "after_fork", lambda: pool.stops.append("forgotten"), raising=False)
+    old = SimpleNamespace(process=server, futures_lock=nullcontext(), pending_futures={1: future}, shutdown=never)
+    monkeypatch.setattr(module, "_pool_set", [old, SimpleNamespace(shutdown=never)])
+    monkeypatch.setattr(module, "after_fork", lambda: pool.stops.append("forgotten"))
     pool._ready_future = "of the old one"
     with compilers.compiling(True):
         pass
-    assert (pool.stops, pool._ready_future) == (["killed", "ended", "forgotten"], None)
+    assert (pool.stops, pool._ready_future) == (["forgotten", "killed", "ended"], None)
     assert old.pending_futures == {}
     with pytest.raises(RuntimeError, match="the compile processes have ended"):
         compilers.answer(future)

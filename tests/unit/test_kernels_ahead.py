@@ -289,7 +289,7 @@ with compilers.compiling(True):
     another = until_ready()
     assert another is not server
     assert compilers.submit(os.getpid).result(60) not in (os.getpid(), server.pid)
-assert another.poll() is not None
+assert another.wait(60) is not None
 print("equal")
 """
     done = prefork.run_light(script, check=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -82,19 +83,21 @@ def same_assembler() -> None:
 
 
 def stop_compilers() -> None:
-    """End the processes, which would go on taking time from the host, unless they are kept."""
-    compiling = sys.modules.get("torch._inductor.async_compile")  # it is slow to load
-    if compiling is None or _keepers:
+    """Have the processes end, which would go on taking time from the host, unless they are kept. They take a second for
+    it, beside whatever follows; Inductor starts others when it needs some.
+    """
+    module: Any = sys.modules.get("torch._inductor.async_compile")  # it is slow to load
+    if module is None or _keepers:
         return
-    try:
-        compiling.shutdown_compile_workers()
-    except subprocess.TimeoutExpired:  # one of them is stuck
-        _forget()
+    if tested_version() is not None or not hasattr(module, "AsyncCompile"):
+        module.shutdown_compile_workers()
+    elif pools := _let_go(module):
+        threading.Thread(target=_end, args=(pools,), name="compilers-end", daemon=True).start()
 
 
 @contextlib.contextmanager
 def compiling(wanted: bool) -> Iterator[None]:
-    """Around a build. If compilers are `wanted`, their processes start at once, and have ended after it."""
+    """Around a build. If compilers are `wanted`, their processes start at once, and end after it."""
     wanted = wanted and tested_version() is None
     if wanted:
         start_compilers()
@@ -138,19 +141,36 @@ def _ended(pool: Any) -> bool:
 
 
 def _forget() -> None:
-    """End the servers at once, and have Inductor start another pool when it needs one. Their processes end within a
-    minute, when they notice. Whoever waits for an answer of theirs is told.
+    """End the servers at once. Their processes end within a minute, when they notice. Whoever waits for an answer of
+    theirs is told.
     """
-    module: Any = sys.modules["torch._inductor.async_compile"]
-    for pool in list(module._pool_set):
-        server = getattr(pool, "process", None)
-        if server is None:
-            continue
-        server.kill()
-        server.wait()
-        with pool.futures_lock:
-            for waited_for in pool.pending_futures.values():
-                waited_for.set_exception(RuntimeError("the compile processes have ended"))
-            pool.pending_futures.clear()
+    for pool in _let_go(sys.modules["torch._inductor.async_compile"]):
+        _kill(pool)
+
+
+def _let_go(module: Any) -> list[Any]:
+    """Inductor's pools. It has none any more, and starts another when it needs one."""
+    pools = list(module._pool_set)
     module.AsyncCompile._ready_future = None
     module.after_fork()
+    return pools
+
+
+def _end(pools: list[Any]) -> None:
+    for pool in pools:
+        try:
+            pool.shutdown()
+        except subprocess.TimeoutExpired:  # one of its processes is stuck
+            _kill(pool)
+
+
+def _kill(pool: Any) -> None:
+    server = getattr(pool, "process", None)
+    if server is None:
+        return
+    server.kill()
+    server.wait()
+    with pool.futures_lock:
+        for waited_for in pool.pending_futures.values():
+            waited_for.set_exception(RuntimeError("the compile processes have ended"))
+        pool.pending_futures.clear()
