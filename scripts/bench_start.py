@@ -147,6 +147,7 @@ def measured(model: str, options: argparse.Namespace) -> dict[str, Any]:
         "weights": "drawn" if options.drawn else "from a file",
         "hits": [f["hit"] for f in found],
         "miss_s": miss["start_s"],
+        "schedule": stored[0]["schedule"],
         "stored_s": statistics.median(f["start_s"] for f in stored),
         "stored_model_s": statistics.median(f["model_s"] for f in stored),
         "import_s": statistics.median(f["import_s"] for f in stored),
@@ -226,6 +227,7 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
         found = {
             "hit": prepared.hit.value,
             "fallback": prepared.loaded.fallback,
+            "schedule": None if (made := prepared.loaded.schedule) is None else made.summary(),
             "start_s": end - ready,
             "model_s": prepared.load_s,
             "import_s": ready - begin,

@@ -5,6 +5,7 @@ They wrap torch's `cudnn_convolution_relu` and `cudnn_convolution_add_relu`, whi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,10 +41,25 @@ def _convolution_add_relu(
     return _aten.cudnn_convolution_add_relu(x, weight, z, None, bias, stride, padding, dilation, groups)
 
 
+def convolved_like(
+    x: torch.Tensor, weight: torch.Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> torch.Tensor:
+    """An uninitialised tensor of the shape and dtype of a two-dimensional convolution's result, in channels-last.
+
+    For compilers, which ask three times for each operator what it returns, and need no values.
+    """
+    places = [
+        (size + 2 * pad - spread * (window - 1) - 1) // step + 1
+        for size, window, step, pad, spread in zip(
+            x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    ]
+    sizes = (x.shape[0], weight.shape[0], *places)
+    return torch.empty(sizes, dtype=x.dtype, device=x.device, memory_format=MEMORY_FORMAT)
+
+
 def _shape_of(x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
-    return _aten.convolution(x, weight, bias, stride, padding, dilation, False, [0, 0], groups).contiguous(
-        memory_format=MEMORY_FORMAT
-    )
+    return convolved_like(x, weight, stride, padding, dilation)
 
 
 def _shape_of_sum(x: Any, weight: Any, z: Any, *rest: Any) -> Any:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
 
+from nimble_jobs.engine.fused_convolutions import convolved_like
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import depthwise
@@ -45,8 +47,15 @@ def _computed(
     return ACTIVATIONS[activation](found).contiguous(memory_format=torch.channels_last)
 
 
-for _key in ("CPU", "CUDA", "Meta"):
+def _shape_of(
+    x: torch.Tensor, weight: torch.Tensor, bias: Any, stride: int, padding: int, dilation: int, *_: Any
+) -> torch.Tensor:
+    return convolved_like(x, weight, (stride,) * 2, (padding,) * 2, (dilation,) * 2)
+
+
+for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("depthwise_activated", _computed, _key)
+_LIBRARY.impl("depthwise_activated", _shape_of, "Meta")
 
 OPERATOR: OpOverload = getattr(torch.ops, _NAMESPACE).depthwise_activated.default
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from nimble_jobs.engine.fused_convolutions import convolved_like
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import static_triton
@@ -66,8 +67,15 @@ def _computed(
     return found.contiguous(memory_format=torch.channels_last)
 
 
-for _key in ("CPU", "CUDA", "Meta"):
+def _shape_of(
+    x: torch.Tensor, weight: torch.Tensor, bias: Any, other: Any, activation: str, tile: str, stride: int = 1
+) -> torch.Tensor:
+    return convolved_like(x, weight, (stride, stride), (0, 0), (1, 1))
+
+
+for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("pointwise", _computed, _key)
+_LIBRARY.impl("pointwise", _shape_of, "Meta")
 
 OPERATOR: OpOverload = getattr(torch.ops, _NAMESPACE).pointwise.default
 

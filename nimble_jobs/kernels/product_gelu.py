@@ -48,8 +48,13 @@ def _computed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tile: s
     return functional.gelu(functional.linear(x, weight, bias)).contiguous()
 
 
-for _key in ("CPU", "CUDA", "Meta"):
+def _shape_of(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tile: str) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("product_gelu", _computed, _key)
+_LIBRARY.impl("product_gelu", _shape_of, "Meta")
 
 OPERATOR: OpOverload = getattr(torch.ops, _NAMESPACE).product_gelu.default
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from nimble_jobs.engine.fused_convolutions import convolved_like
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import depthwise, static_triton
@@ -74,8 +75,25 @@ def _computed(
     return found.contiguous(memory_format=torch.channels_last)
 
 
-for _key in ("CPU", "CUDA", "Meta"):
+def _shape_of(
+    x: torch.Tensor,
+    depth_weight: torch.Tensor,
+    depth_bias: Any,
+    weight: torch.Tensor,
+    bias: Any,
+    other: Any,
+    stride: int,
+    padding: int,
+    dilation: int,
+    *_: Any,
+) -> torch.Tensor:
+    middle = convolved_like(x, depth_weight, (stride,) * 2, (padding,) * 2, (dilation,) * 2)
+    return convolved_like(middle, weight, (1, 1), (0, 0), (1, 1))
+
+
+for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("separable", _computed, _key)
+_LIBRARY.impl("separable", _shape_of, "Meta")
 
 OPERATOR: OpOverload = getattr(torch.ops, _NAMESPACE).separable.default
 

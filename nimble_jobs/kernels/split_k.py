@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from nimble_jobs.engine.fused_convolutions import convolved_like
 from nimble_jobs.engine.private.operators import OpOverload
 from nimble_jobs.engine.static_kernel import StaticKernel
 from nimble_jobs.kernels import static_triton
@@ -53,9 +54,22 @@ def _all_in_first(whole: torch.Tensor, parts: int) -> torch.Tensor:
     return found
 
 
-for _key in ("CPU", "CUDA", "Meta"):
+def _convolution_shape(
+    x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, way: str, dilation: Any = (1, 1)
+) -> torch.Tensor:
+    images, features, *places = convolved_like(x, weight, stride, padding, dilation).shape
+    return x.new_empty((parts_of(way), images, *places, features), dtype=torch.float32)
+
+
+def _product_shape(x: torch.Tensor, weight: torch.Tensor, way: str) -> torch.Tensor:
+    return x.new_empty((parts_of(way), *x.shape[:-1], weight.shape[0]), dtype=torch.float32)
+
+
+for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("convolution_parts", _convolution, _key)
     _LIBRARY.impl("product_parts", _product, _key)
+_LIBRARY.impl("convolution_parts", _convolution_shape, "Meta")
+_LIBRARY.impl("product_parts", _product_shape, "Meta")
 
 CONVOLUTION: OpOverload = getattr(torch.ops, _NAMESPACE).convolution_parts.default
 PRODUCT: OpOverload = getattr(torch.ops, _NAMESPACE).product_parts.default
