@@ -224,10 +224,11 @@ def start(model: str, home: str, options: argparse.Namespace) -> dict[str, Any]:
                 devices.synchronize(device)
         end = time.perf_counter()
         clock.turn(None)
+        made = prepared.loaded.schedule
         found = {
             "hit": prepared.hit.value,
             "fallback": prepared.loaded.fallback,
-            "schedule": None if (made := prepared.loaded.schedule) is None else made.summary(),
+            "schedule": None if made is None else made.summary() | {"stages_s": dict(made.stages)},
             "start_s": end - ready,
             "model_s": prepared.load_s,
             "import_s": ready - begin,
