@@ -76,17 +76,9 @@ def _computed(
 
 
 def _shape_of(
-    x: torch.Tensor,
-    depth_weight: torch.Tensor,
-    depth_bias: Any,
-    weight: torch.Tensor,
-    bias: Any,
-    other: Any,
-    stride: int,
-    padding: int,
-    dilation: int,
-    *_: Any,
+    x: torch.Tensor, depth_weight: torch.Tensor, depth_bias: Any, weight: torch.Tensor, *rest: Any
 ) -> torch.Tensor:
+    stride, padding, dilation = rest[2:5]
     middle = convolved_like(x, depth_weight, (stride,) * 2, (padding,) * 2, (dilation,) * 2)
     return convolved_like(middle, weight, (1, 1), (0, 0), (1, 1))
 
