@@ -143,8 +143,9 @@ class Flight:
                 self._seats.append(made)
                 return made
             self._another = None
+        seat = self._seats[self._turn % len(self._seats)]
         self._turn += 1
-        return self._seats[self._turn % len(self._seats)]
+        return seat
 
     def _too_many_bytes(self, busy: Iterable[_UnderWay[T]]) -> bool:
         return self._most_bytes is not None and sum(one.bytes for one in busy) > self._most_bytes
