@@ -9,17 +9,15 @@ import torch
 from torch import nn
 
 from nimble_jobs.engine.contents import Contents
-from nimble_jobs.engine.device import able
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.modes import DispatchMode, functions_off
 from nimble_jobs.engine.private.modules import tables_of
 from nimble_jobs.engine.private.operators import OpOverload, nests, write_arguments
-from nimble_jobs.engine.private.tensors import copy_all, storage_id, tree_leaves
+from nimble_jobs.engine.private.tensors import storage_id, tree_leaves
 from nimble_jobs.engine.random_states import set_generator_state
 from nimble_jobs.engine.same_bytes import differing
 from nimble_jobs.errors import CannotRecord
 
-_PLAIN = (torch.Tensor, nn.Parameter)
 _NO_ITEMS: dict[Any, Any] = {}  # what most tables hold; nobody writes into it
 
 
@@ -88,17 +86,12 @@ class Snapshot:
 
     def put_back_values(self) -> None:
         """Restore the values and shapes of tensors, and the states of the module's own generators."""
-        many: list[tuple[torch.Tensor, torch.Tensor]] = []
         with torch.no_grad():
             for name, tensor in self.tensors.items():
-                value = self._values[name]
-                if is_dense(tensor) and tensor.shape != value.shape:
-                    tensor.data = value.clone()
-                elif type(tensor) in _PLAIN and able(tensor.device).asynchronous:
-                    many.append((tensor, value))
+                if is_dense(tensor) and tensor.shape != self._values[name].shape:
+                    tensor.data = self._values[name].clone()
                 else:
-                    tensor.copy_(value)
-            copy_all([tensor for tensor, _ in many], [value for _, value in many])
+                    tensor.copy_(self._values[name])
         for generator, state in self._generators:
             set_generator_state(generator, state)
 

@@ -16,12 +16,6 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy each tensor into the one at its place, many of them in one launch where a GPU can."""
-    if targets:
-        torch._foreach_copy_(targets, sources)
-
-
 def tensor_id(tensor: torch.Tensor) -> int:
     """Identity of what a tensor's Python object stands for, valid while it stands for it."""
     return int(tensor._cdata)

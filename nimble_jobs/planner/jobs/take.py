@@ -172,7 +172,7 @@ def _restore(
             tolerance=tolerance_of(loaded.request),
             seed=secrets.randbits(32),
             below=numbers_for(loaded.module),
-            observed=observed,
+            observed=None if watched is not None else observed,  # what leaves no traces need not be put back
         )
         if watched is not None and watched.left_traces:
             raise EngineError("the model changes its own state when it is called")
