@@ -34,7 +34,7 @@ class Tail:
             with torch.cuda.stream(stream):
                 call()
             stream.synchronize()
-            torch.cuda.empty_cache()  # a capture that runs out of memory cannot do so
+            torch.cuda.empty_cache()  # torch cannot do so during the capture, if memory runs out
             self._graph = torch.cuda.CUDAGraph()
             self.made: dict[str, torch.Tensor] = {}
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any
 
 import pytest
@@ -60,7 +61,9 @@ def test_as_many_are_made_as_there_are() -> None:
     assert (more.take(), more.bytes) == (None, 0)
 
 
-@pytest.mark.parametrize("error", [CheckFailed("it differs"), OutOfMemory("no room")])
+@pytest.mark.parametrize(
+    "error", [CheckFailed("it differs"), OutOfMemory("no room"), torch.OutOfMemoryError("no room")]
+)
 def test_one_that_cannot_be_had_is_the_last(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """It is closed, the log says why, and those before it stay."""
     made: list[Fake] = []
@@ -71,6 +74,31 @@ def test_one_that_cannot_be_had_is_the_last(error: Exception, caplog: pytest.Log
     assert (more.left, more.bytes) == (0, 10)
     (said,) = caplog.messages
     assert str(error) in said
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_they_are_made_of_is_let_go(fails: bool) -> None:
+    """Once all are there, or there will be no more: constants and machine code on the host."""
+
+    class Recording:
+        pass
+
+    recording, first = Recording(), Fake()
+    left = weakref.ref(recording)
+
+    def make(_: Any = recording) -> Any:
+        return Fake()
+
+    def check(_: Any) -> None:
+        if fails:
+            raise CheckFailed("it differs")
+
+    given: Any = first
+    more = Further(given, 1, make, check)
+    del recording, make
+    assert left() is not None
+    more.take()
+    assert left() is None
 
 
 def test_a_fault_of_the_device_is_raised() -> None:
@@ -102,14 +130,14 @@ def test_instances_of_one_program_are_alike() -> None:
     module, other = Net().eval(), Net().eval()
     recording = record(module, {"x": torch.zeros(3, 6)}, state_of(module), CPU, module)
     first, ports = captured(recording, module), recording.program.inputs
-    check_alike(first, captured(recording, module), ports, CPU, tolerance=0.0, seed=1)
+    check_alike(first, captured(recording, module), ports=ports, device=CPU, tolerance=0.0)
     with pytest.raises(CheckFailed, match=r"output '.*' of a further instance differs"):
-        check_alike(first, captured(recording, other), ports, CPU, tolerance=1e-3, seed=1)
+        check_alike(first, captured(recording, other), ports=ports, device=CPU, tolerance=1e-3)
     with torch.no_grad():
         other.load_state_dict({name: t * (1 + 1e-5) for name, t in module.state_dict().items()})
-    check_alike(first, captured(recording, other), ports, CPU, tolerance=1e-3, seed=1)
+    check_alike(first, captured(recording, other), ports=ports, device=CPU, tolerance=1e-3)
     with pytest.raises(CheckFailed):
-        check_alike(first, captured(recording, other), ports, CPU, tolerance=1e-7, seed=1)
+        check_alike(first, captured(recording, other), ports=ports, device=CPU, tolerance=1e-7)
 
 
 def test_an_instance_that_writes_nothing_is_not_alike() -> None:
@@ -118,4 +146,4 @@ def test_an_instance_that_writes_nothing_is_not_alike() -> None:
     first, idle = captured(recording, module), captured(recording, module)
     idle.replay = lambda: None  # type: ignore[method-assign]
     with pytest.raises(CheckFailed):
-        check_alike(first, idle, recording.program.inputs, CPU, tolerance=1e-3, seed=1)
+        check_alike(first, idle, ports=recording.program.inputs, device=CPU, tolerance=1e-3)

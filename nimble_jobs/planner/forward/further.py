@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import torch
+
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import DeviceFault, EngineError
 
@@ -17,12 +19,13 @@ class Further:
     def __init__(
         self, first: Instance, left: int, make: Callable[[], Instance], check: Callable[[Instance], object]
     ) -> None:
-        """`make` captures one, and `check` raises CheckFailed if its replays differ from the first one's."""
+        """`left`: how many there can be, at least one. `make` captures one, and `check` raises CheckFailed if its
+        replays differ from the first one's.
+        """
         self.left = left  # how many there can still be
         self.made: list[Instance] = []
         self._each_bytes = first.bytes
-        self._make = make
-        self._check = check
+        self._make_and_check: tuple[Callable[[], Instance], Callable[[Instance], object]] | None = make, check
 
     @property
     def bytes(self) -> int:
@@ -33,27 +36,36 @@ class Further:
         """One more, checked; None if there is none left. If one cannot be had, the log says why, and none is left: the
         job goes on with those that there are. Raises DeviceFault.
         """
-        if not self.left:
+        if self._make_and_check is None:
             return None
         made: Instance | None = None
+        make, check = self._make_and_check
         try:
-            made = self._make()
-            self._check(made)
+            made = make()
+            check(made)
         except DeviceFault:
             raise
-        except EngineError as e:
+        except (EngineError, torch.OutOfMemoryError) as e:
             if made is not None:
                 made.close()
-            self.left = 0
-            log.warning("fewer batches are in flight than the schedule says, since another instance is missing: %s", e)
+            self._end()
+            log.warning(
+                "fewer batches are in flight than the schedule says: another instance cannot be had: %s", str(e)
+            )
             return None
-        self.left -= 1
         self.made.append(made)
+        self.left -= 1
+        if not self.left:
+            self._end()
         return made
 
     def close(self) -> None:
         """Give the memory back."""
-        self.left = 0
+        self._end()
         for each in self.made:
             each.close()
         self.made = []
+
+    def _end(self) -> None:
+        """There will be no more, and what they are made of is not needed."""
+        self.left, self._make_and_check = 0, None

@@ -90,16 +90,16 @@ def restore(
         variants.use()
         raise
 
-    if alike is None:
-        return Restored(schedule=schedule, module=bound, instances=instances)
-    (first,), thread, check_alike = instances, threading.get_ident(), alike
+    further: Further | None = None
+    if alike is not None and schedule.in_flight > 1:
+        first, compare, plan, thread = instances[0], alike, schedule.plan, threading.get_ident()
 
-    def another() -> Instance:
-        again = threading.get_ident() == thread
-        (made,) = capture_several(recording, schedule.plan, bound, device, 1, memory, again=again)
-        return made
+        def another() -> Instance:
+            again = threading.get_ident() == thread
+            (made,) = capture_several(recording, plan, bound, device, 1, memory, again=again)
+            return made
 
-    further = Further(first, schedule.in_flight - 1, another, lambda made: check_alike(first, made))
+        further = Further(first, schedule.in_flight - 1, another, lambda made: compare(first, made))
     return Restored(schedule=schedule, module=bound, instances=instances, further=further)
 
 

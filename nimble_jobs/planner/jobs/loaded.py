@@ -154,9 +154,8 @@ class Loaded:
         """What carries batches through the instances, made once; None if they run one by one, on the host."""
         if self._flight is None and self.instances and able(self.device).streams:
             before = allocated_bytes(self.device)
-            further = self.further
-            another, left = (None, 0) if further is None else (further.take, further.left)
-            self._flight = Flight.of_replays(self.instances, self.device, another=another, left=left)
+            made, another, left = ((), None, 0) if (f := self.further) is None else (f.made, f.take, f.left)
+            self._flight = Flight.of_replays((*self.instances, *made), self.device, another=another, left=left)
             self._staging_bytes = allocated_bytes(self.device) - before
         return self._flight
 
@@ -164,7 +163,8 @@ class Loaded:
     def arrivals(self) -> Arrivals:
         """Where batches arrive ahead of their replays, made once; other instances of the request take from it, too."""
         if self._arrivals is None:
-            in_flight = max(1, len(self.instances) + (self.further.left if self.further is not None else 0))
+            more = len(self.further.made) + self.further.left if self.further is not None else 0
+            in_flight = max(1, len(self.instances) + more)
             kind = self.request.input_dtype
             self._arrivals = Arrivals(self.request.input_shape, kind, self.device, in_flight=in_flight)
             self._arrival_bytes = self._arrivals.bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -163,6 +164,13 @@ def _restore(
     module is then as it was.
     """
 
+    program, below = material.schedule.program, numbers_for(loaded.module)
+    # It lives as long as the loaded model, and so does what it refers to.
+    alike = partial(
+        check_alike, ports=program.inputs, device=loaded.device, tolerance=tolerance_of(loaded.request), below=below
+    )
+    later = alike if able(loaded.device).streams and not names_written(program, program.state) else None
+
     def check(instances: Sequence[Instance]) -> None:
         check_loaded(
             instances,
@@ -171,19 +179,12 @@ def _restore(
             loaded.device,
             tolerance=tolerance_of(loaded.request),
             seed=secrets.randbits(32),
-            below=numbers_for(loaded.module),
+            below=below,
             observed=None if watched is not None else observed,  # what leaves no traces need not be put back
         )
         if watched is not None and watched.left_traces:
             raise EngineError("the model changes its own state when it is called")
 
-    def alike(first: Instance, made: Instance) -> None:
-        ports, tolerance = material.schedule.program.inputs, tolerance_of(loaded.request)
-        below, seed = numbers_for(loaded.module), secrets.randbits(32)
-        check_alike(first, made, ports, loaded.device, tolerance=tolerance, seed=seed, below=below)
-
-    program = material.schedule.program
-    later = alike if able(loaded.device).streams and not names_written(program, program.state) else None
     siblings, source = loaded.siblings, source_of(material.schedule)
     shared = source.folded, source.merged
     like = siblings.variants.get(shared) if siblings is not None and source.rewrites else None
