@@ -54,10 +54,11 @@ class Flight:
         *,
         under_way: int,
         most_bytes: int | None = None,
-        another: Callable[[], Seat | None] | None = None,
+        another: Callable[[int, Head], Seat | None] | None = None,
     ) -> None:
         """At most `under_way` batches are queued at a time; no further one while their results take more than
-        `most_bytes` (None: any number). `another` makes one more seat, or gives None if there is none left.
+        `most_bytes` (None: any number). `another` makes one more seat, given its number and the head to prepare, or
+        gives None if there is none left.
         """
         self._seats = list(seats)
         self._under_way, self._most_bytes = under_way, most_bytes
@@ -71,19 +72,23 @@ class Flight:
         instances: Sequence[Instance],
         device: torch.device,
         *,
-        another: Callable[[], Instance | None] | None = None,
+        another: Callable[[Callable[[Instance], Seat]], Seat | None] | None = None,
         left: int = 0,
     ) -> Flight:
-        """Replays of instances of one schedule, each on a stream of its own. `another` captures one more, up to `left`
-        times. It is called when a batch would wait for a replay, and gives None if there is none left.
+        """Replays of instances of one schedule, each on a stream of its own. `another`, which is called when a batch
+        would wait for a replay, captures one more, up to `left` times, and gives what its argument makes of it; None if
+        there is none left.
         """
         streams = flight_streams(device, len(instances) + left)
         seats = [ReplaySeat(instance, stream) for instance, stream in zip(instances, streams, strict=False)]
-        more = iter(streams[len(seats) :])
 
-        def another_seat() -> Seat | None:
-            made = another() if another is not None else None
-            return None if made is None else ReplaySeat(made, next(more))
+        def another_seat(number: int, head: Head) -> Seat | None:
+            def seated(instance: Instance) -> Seat:
+                seat = ReplaySeat(instance, streams[number])
+                seat.prepare(head)
+                return seat
+
+            return another(seated) if another is not None else None
 
         flight = cls(seats, device, under_way=len(streams) + _MORE_REPLAYS, another=another_seat)
         torch.cuda.synchronize(device)
@@ -135,14 +140,15 @@ class Flight:
                     one.land().release()
 
     def _seat(self, head: Head, busy: Iterable[_UnderWay[T]]) -> Seat:
-        """The next seat; a new one if all have work to do."""
+        """The next seat; a new one if as many batches are not computed yet as there are seats."""
         if self._another is not None and sum(not one.computed for one in busy) >= len(self._seats):
-            made = self._another()
-            if made is not None:
-                made.prepare(head)
+            made = self._another(len(self._seats), head)
+            if made is None:
+                self._another = None
+            else:  # its capture has waited for the device, so all other seats come first after it
                 self._seats.append(made)
+                self._turn = len(self._seats)
                 return made
-            self._another = None
         seat = self._seats[self._turn % len(self._seats)]
         self._turn += 1
         return seat

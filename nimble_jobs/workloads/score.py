@@ -263,9 +263,8 @@ def _record_feed(
     limits = _limits(context, loaded)
     bounds = cut(shards, frozenset(attempt.sole.done), loaded.request.batch_size) if part is None else []
     decode = decodes.on_device(attempt.decode, reader, loaded, context.residents)
-    in_flight = max(1, len(loaded.instances))
     alone = part is None and len(bounds) <= 1
-    stages = Stages(context, alone=alone, in_flight=in_flight, decodes=decode is not None)
+    stages = Stages(context, alone=alone, in_flight=loaded.in_flight, decodes=decode is not None)
 
     def turns() -> Iterable[Turn]:
         if part is None:

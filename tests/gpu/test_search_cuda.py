@@ -227,15 +227,16 @@ def test_further_instances_come_when_batches_wait(
     """A stored schedule begins with one instance, and counts the memory of all. Without the others it goes on."""
     asked = request(code, fuse="off", in_flight=4)
     planner.prepare(asked, device=device, store=store, residents=Residents(2**34))
+    if broken:
+        monkeypatch.setattr(take, "check_alike", Mock(side_effect=CheckFailed("it differs")))
     loaded = planner.prepare(asked, device=device, store=store, residents=Residents(2**34)).loaded
     assert loaded.further is not None
     assert (len(loaded.instances), loaded.further.left, loaded.further.made) == (1, 3, [])
     loaded.take_off()
     _, whole = loaded.arrivals, loaded.bytes
+    assert loaded.in_flight == 4
     assert outputs_of(loaded, torch.randn(4, 3, 32, 32)).keys() == {"output"}
     assert loaded.further.made == [], "one batch waits for nothing"
-    if broken:
-        monkeypatch.setattr(take, "check_alike", Mock(side_effect=CheckFailed("it differs")))
     batches = [torch.randn(4, 3, 32, 32) for _ in range(40)]
     with torch.no_grad():
         expected = [2 * loaded.module(x.to(device, torch.float16)).cpu() for x in batches]
@@ -248,6 +249,7 @@ def test_further_instances_come_when_batches_wait(
             landed.release()
     assert (len(loaded.further.made), loaded.further.left) == ((0, 0) if broken else (3, 0))
     assert loaded.bytes == whole - (3 * loaded.instances[0].bytes if broken else 0)
+    assert loaded.in_flight == len(loaded.every_instance()) == (1 if broken else 4)
     loaded.close()
 
 

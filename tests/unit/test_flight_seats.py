@@ -17,7 +17,7 @@ DEVICE = torch.device("cuda", 0)
 class Seat:
     """Notes which heads it was prepared for."""
 
-    def __init__(self, instance: str, stream: str) -> None:
+    def __init__(self, instance: Any, stream: str) -> None:
         self.instance, self.stream = instance, stream
         self.prepared: list[Any] = []
 
@@ -52,10 +52,15 @@ class Lane:
 class Landings:
     """One lane for each batch."""
 
-    def __init__(self, quick: bool) -> None:
+    def __init__(self, quick: bool = False) -> None:
         self.lanes: list[Lane] = []
         self.asked = 0
         self._quick = quick
+
+    def wait_for_all(self) -> None:
+        """As a capture does."""
+        for lane in self.lanes:
+            lane.computed = True
 
     def make(self, count: int) -> None:
         self.asked = count
@@ -82,42 +87,47 @@ def head(outputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     return outputs
 
 
-def flown(flight: Flight, batches: int, *, quick: bool) -> list[Seat]:
-    """The seats of so many batches, whose results are taken in order."""
-    landings: Any = Landings(quick)
+def flown(flight: Flight, batches: int, landings: Any) -> list[Any]:
+    """The instances of so many batches, whose results are taken in order."""
     arrived: Iterator[Any] = ((Batch(), n) for n in range(batches))
     assert [landed.beside for landed in flight.run(arrived, head, landings)] == list(range(batches))
-    return [lane.seats[0] for lane in landings.lanes]
+    return [lane.seats[0].instance for lane in landings.lanes]
 
 
 @pytest.mark.usefixtures("_no_device")
 def test_a_seat_is_added_when_all_have_work() -> None:
-    """Up to as many as there can be, each with its own stream and the head; then they take turns."""
-    more = iter(["second", "third"])
-    asked: list[str | None] = []
+    """Up to as many as there can be, each with its own stream and the head. The capture waits for the batches of the
+    others, which therefore come next.
+    """
+    first: Any = 1
+    landings: Any = Landings()
+    seats: list[Seat] = []
+    asked: list[int] = []
 
-    def another() -> Any:
-        asked.append(next(more, None))
-        return asked[-1]
+    def another(use: Callable[[Any], Any]) -> Any:
+        asked.append(len(seats) + 2)
+        if len(seats) == 2:
+            return None
+        landings.wait_for_all()
+        seats.append(use(len(seats) + 2))
+        return seats[-1]
 
-    first: Any = "first"
     flight = Flight.of_replays([first], DEVICE, another=another, left=2)
-    seats = flown(flight, 9, quick=False)
-    assert [seat.instance for seat in seats[:3]] == ["first", "second", "third"]
-    assert [seat.stream for seat in seats[:3]] == ["stream 0", "stream 1", "stream 2"]
-    assert [len({seat.instance for seat in seats[n : n + 3]}) for n in range(3, 7)] == [3] * 4, "in turn"
-    assert asked == ["second", "third", None], "not again, once there is none"
-    assert all(seat.prepared == [head] for seat in seats[:3])
-    assert len({seat.instance for seat in flown(flight, 3, quick=False)}) == 3
-    assert all(seat.prepared == [head, head] for seat in seats[:3])
+    assert flown(flight, 12, landings) == [1, 2, 1, 3, 1, 2, 3, 1, 2, 3, 1, 2]
+    assert asked == [2, 3, 4], "not again, once there is none"
+    assert [(seat.stream, seat.prepared) for seat in seats] == [("stream 1", [head]), ("stream 2", [head])]
+    landings.lanes.clear()
+    assert sorted(flown(flight, 3, landings)) == [1, 2, 3]
+    assert [seat.prepared for seat in seats] == [[head, head]] * 2
+    assert asked == [2, 3, 4]
 
 
 @pytest.mark.usefixtures("_no_device")
 def test_batches_that_wait_for_nothing_need_one_seat() -> None:
     """Such as those of slow input."""
     first: Any = "first"
-    flight = Flight.of_replays([first], DEVICE, another=lambda: pytest.fail("asked"), left=2)
-    assert {seat.instance for seat in flown(flight, 9, quick=True)} == {"first"}
+    flight = Flight.of_replays([first], DEVICE, another=lambda _: pytest.fail("asked"), left=2)
+    assert set(flown(flight, 9, Landings(quick=True))) == {"first"}
 
 
 @pytest.mark.usefixtures("_no_device")
@@ -125,15 +135,15 @@ def test_what_was_captured_beforehand_is_used_in_turn() -> None:
     """All instances of a schedule that was built now; there are no others."""
     made: Any = ["first", "second"]
     flight = Flight.of_replays(made, DEVICE)
-    assert [seat.instance for seat in flown(flight, 6, quick=True)] == ["first", "second"] * 3
+    assert flown(flight, 6, Landings(quick=True)) == ["first", "second"] * 3
 
 
 @pytest.mark.usefixtures("_no_device")
 def test_a_flight_has_room_for_all_that_may_come() -> None:
     """So that batches can wait, and the host is ahead of the device."""
     first: Any = "first"
-    flight = Flight.of_replays([first], DEVICE, another=lambda: None, left=3)
-    landings: Any = Landings(quick=False)
+    flight = Flight.of_replays([first], DEVICE, another=lambda _: None, left=3)
+    landings: Any = Landings()
     arrived: Iterator[Any] = ((Batch(), n) for n in range(20))
     for _ in flight.run(arrived, head, landings):
         assert sum(not lane.computed for lane in landings.lanes) <= 4 + flights._MORE_REPLAYS

@@ -14,7 +14,7 @@ from nimble_jobs import graph
 from nimble_jobs.engine.capture import Instance, capture
 from nimble_jobs.engine.record import Recording, record, state_of
 from nimble_jobs.engine.verify import check_alike
-from nimble_jobs.errors import CheckFailed, DeviceFault, OutOfMemory
+from nimble_jobs.errors import CheckFailed, DeviceFault, EngineError, OutOfMemory
 from nimble_jobs.planner.forward.further import Further
 
 CPU = torch.device("cpu")
@@ -30,6 +30,10 @@ class Fake:
 
     def close(self) -> None:
         self.closed = True
+
+
+def same(instance: Any) -> Any:
+    return instance
 
 
 def further(made: list[Fake], *, left: int = 2, refused: dict[int, Exception] | None = None) -> Further:
@@ -53,12 +57,12 @@ def test_as_many_are_made_as_there_are() -> None:
     made: list[Fake] = []
     more = further(made)
     assert (more.left, more.bytes) == (2, 20)
-    assert [more.take() for _ in range(3)] == [*made, None]
+    assert [more.take(same) for _ in range(3)] == [*made, None]
     assert len(made) == 2
     assert (more.left, more.bytes) == (0, 20)
     more.close()
     assert [one.closed for one in made] == [True, True]
-    assert (more.take(), more.bytes) == (None, 0)
+    assert (more.take(same), more.bytes) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +73,36 @@ def test_one_that_cannot_be_had_is_the_last(error: Exception, caplog: pytest.Log
     made: list[Fake] = []
     more = further(made, left=3, refused={1: error})
     with caplog.at_level(logging.WARNING):
-        assert [more.take() for _ in range(3)] == [made[0], None, None]
+        assert [more.take(same) for _ in range(3)] == [made[0], None, None]
     assert [one.closed for one in made] == [False, True]
     assert (more.left, more.bytes) == (0, 10)
-    (said,) = caplog.messages
-    assert str(error) in said
+    assert caplog.messages == [f"2 of 4 instances could be captured, so fewer batches run at once: {error}"]
+
+
+@pytest.mark.parametrize("error", [EngineError("the head cannot be captured"), torch.OutOfMemoryError("no room")])
+def test_one_that_cannot_be_used_is_the_last(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """As one that cannot be had: whoever asked for it goes on without."""
+
+    def use(_: Any) -> None:
+        raise error
+
+    made: list[Fake] = []
+    more = further(made)
+    with caplog.at_level(logging.WARNING):
+        assert more.take(use) is None
+    assert [one.closed for one in made] == [True]
+    assert (more.left, more.made, more.take(same)) == (0, [], None)
+    assert str(error) in caplog.text
+
+
+def test_an_error_of_whoever_uses_it_is_raised() -> None:
+    """It is no failure of the instance."""
+
+    def use(_: Any) -> None:
+        raise KeyError("logits")
+
+    with pytest.raises(KeyError, match="logits"):
+        further([]).take(use)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -97,14 +126,14 @@ def test_what_they_are_made_of_is_let_go(fails: bool) -> None:
     more = Further(given, 1, make, check)
     del recording, make
     assert left() is not None
-    more.take()
+    more.take(same)
     assert left() is None
 
 
 def test_a_fault_of_the_device_is_raised() -> None:
     more = further([], refused={0: DeviceFault("illegal memory access")})
     with pytest.raises(DeviceFault):
-        more.take()
+        more.take(same)
 
 
 class Net(nn.Module):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
+import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,15 @@ import torch
 from torch import nn
 
 from nimble_jobs import planner
+from nimble_jobs.engine import device as devices
 from nimble_jobs.engine.observe import Watched
+from nimble_jobs.errors import EngineError
+from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.job import Hit
 from nimble_jobs.planner import Prepared, Request
+from nimble_jobs.planner.forward import restore as restoring
 from nimble_jobs.planner.jobs import take
+from nimble_jobs.planner.lookup.stored import Taken
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -159,3 +167,93 @@ def test_traces_are_seen_and_taken_back(trace: Any, left: bool) -> None:
     watched.put_back()
     assert all(torch.equal(before[n], t) for n, t in module.state_dict().items())
     assert (set(vars(module)), module.training, len(module.kept)) == (held, False, 1)
+
+
+def _in_flight(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stored schedule keeps so many replays in flight, and the CPU can do that."""
+    read = take.read_stored
+
+    def read_stored(*args: Any) -> Any:
+        found = read(*args)
+        assert isinstance(found, Taken)
+        schedule = replace(found.value.schedule, in_flight=count)
+        return replace(found, value=replace(found.value, schedule=schedule))
+
+    monkeypatch.setattr(take, "read_stored", read_stored)
+    monkeypatch.setattr(take, "able", lambda _: replace(devices.able(CPU), streams=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "in_flight", "first"), [("Plain", 3, 1), ("Plain", 1, 1), ("Caches", 3, 1), ("Counts", 3, 3)]
+)
+def test_a_stored_schedule_begins_with_one_instance(
+    name: str, in_flight: int, first: int, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its model had to be observed. Others are counted, and compared with it when they are captured. If the
+    program writes the model's tensors, nothing is captured later.
+    """
+    prepared(name, store, tmp_path)
+    _in_flight(in_flight, monkeypatch)
+    compared: list[dict[str, Any]] = []
+    real = take.check_alike
+    monkeypatch.setattr(take, "check_alike", lambda *a, **k: (compared.append(k), real(*a, **k)))
+    loaded = prepared(name, store, tmp_path).loaded
+    assert (len(loaded.instances), loaded.in_flight) == (first, in_flight)
+    assert (loaded.further is None) == (in_flight == first)
+    before = loaded.bytes
+    every = loaded.every_instance()
+    assert (len(every), len(compared), loaded.in_flight, loaded.bytes) == (
+        in_flight,
+        in_flight - first,
+        in_flight,
+        before,
+    )
+    x, found = torch.randn(2, 3), []
+    for instance in every:
+        (given,) = instance.inputs.values()
+        given.copy_(x)
+        instance.replay()
+        found.append(instance.outputs["output"].clone())
+    if name != "Counts":
+        assert all(torch.equal(one, found[0]) for one in found)
+    loaded.close()
+    assert loaded.further is None
+    with pytest.raises(EngineError, match="closed"):
+        every[-1].replay()
+
+
+def test_a_loaded_model_is_freed_without_the_collector(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could capture further instances does not refer to it."""
+    prepared("Plain", store, tmp_path)
+    _in_flight(2, monkeypatch)
+    with collector_paused():
+        loaded = prepared("Plain", store, tmp_path).loaded
+        left = weakref.ref(loaded)
+        assert loaded.further is not None
+        del loaded
+        assert left() is None
+
+
+def test_another_thread_captures_with_what_the_first_instance_was_given(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU it runs the tasks once before, and some cannot take zeros. No batch is kept for that."""
+    prepared("Plain", store, tmp_path)
+    _in_flight(3, monkeypatch)
+    given: list[tuple[list[str], bool]] = []
+    real = restoring.capture_several
+
+    def several(recording: Any, *args: Any, again: bool = False) -> Any:
+        given.append((list(recording.example), again))
+        return real(recording, *args, again=again)
+
+    monkeypatch.setattr(restoring, "capture_several", several)
+    loaded = prepared("Plain", store, tmp_path).loaded
+    assert loaded.further is not None
+    loaded.further.take(lambda made: made)
+    thread = threading.Thread(target=loaded.every_instance)
+    thread.start()
+    thread.join()
+    assert given == [(["x"], False), ([], True), (["x"], False)]

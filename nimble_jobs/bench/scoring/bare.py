@@ -36,7 +36,7 @@ def bare(asked: dict[str, Any]) -> dict[str, Any]:
                 raise EngineError(f"no bare replay: {loaded.fallback or 'the schedule is not stored'}")
             return {
                 "records_per_s": _rate(loaded),
-                "in_flight": len(loaded.instances),
+                "in_flight": len(loaded.every_instance()),
                 "runs": "replay" if loaded.instances else "eager",
                 "replay_us": loaded.schedule.replay_us if loaded.schedule else None,
             }
@@ -45,7 +45,7 @@ def bare(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rate(loaded: Loaded) -> float:
-    instances, request, device = loaded.instances, loaded.request, loaded.device
+    instances, request, device = loaded.every_instance(), loaded.request, loaded.device
     batch = request.batch_size
     with torch.no_grad():
         if not instances:  # eager is faster here

@@ -7,6 +7,7 @@ was none.
 from __future__ import annotations
 
 import contextlib
+import logging
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ _LONGEST_S = 120.0  # that a call may take; a kernel takes a second or two
 _LOOKS_S = 1.0  # between two looks at a server that does not answer
 _GONE = (OSError, RuntimeError)  # the pool cannot be started, or has ended by itself
 _keepers: list[object] = []  # that want the processes to stay
+_log = logging.getLogger(__name__)
 
 
 def start_compilers() -> None:
@@ -90,7 +92,8 @@ def stop_compilers() -> None:
     if module is None or _keepers:
         return
     if tested_version() is not None or not hasattr(module, "AsyncCompile"):
-        module.shutdown_compile_workers()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # one of them is stuck, and left alone
+            module.shutdown_compile_workers()
     elif pools := _let_go(module):
         threading.Thread(target=_end, args=(pools,), name="compilers-end", daemon=True).start()
 
@@ -162,6 +165,8 @@ def _end(pools: list[Any]) -> None:
             pool.shutdown()
         except subprocess.TimeoutExpired:  # one of its processes is stuck
             _kill(pool)
+        except _GONE as e:
+            _log.debug("a pool of compile processes had ended by itself: %s", e)
 
 
 def _kill(pool: Any) -> None:

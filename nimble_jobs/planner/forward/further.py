@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.errors import DeviceFault, EngineError
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +32,16 @@ class Further:
 
     @property
     def bytes(self) -> int:
-        """Device memory of those that were made, and of those that are left."""
-        return sum(each.bytes for each in self.made) + self.left * self._each_bytes
+        """Device memory of those that were made, and of those that are left. Each needs as much as the first one: while
+        a job runs, what a capture takes cannot be told from what other threads take.
+        """
+        return (len(self.made) + self.left) * self._each_bytes
 
-    def take(self) -> Instance | None:
-        """One more, checked; None if there is none left. If one cannot be had, the log says why, and none is left: the
-        job goes on with those that there are. Raises DeviceFault.
+    def take(self, use: Callable[[Instance], T]) -> T | None:
+        """What `use` makes of one more, which was checked; None if there is none left.
+
+        If one cannot be had, or `use` fails for lack of memory or as a capture fails, the log says why, and none is
+        left: the job goes on with those that it has. Raises DeviceFault, and what else `use` raises.
         """
         if self._make_and_check is None:
             return None
@@ -43,21 +50,21 @@ class Further:
         try:
             made = make()
             check(made)
+            used = use(made)
         except DeviceFault:
             raise
         except (EngineError, torch.OutOfMemoryError) as e:
             if made is not None:
                 made.close()
+            there, all_ = 1 + len(self.made), 1 + len(self.made) + self.left
             self._end()
-            log.warning(
-                "fewer batches are in flight than the schedule says: another instance cannot be had: %s", str(e)
-            )
+            log.warning("%d of %d instances could be captured, so fewer batches run at once: %s", there, all_, str(e))
             return None
         self.made.append(made)
         self.left -= 1
         if not self.left:
             self._end()
-        return made
+        return used
 
     def close(self) -> None:
         """Give the memory back."""

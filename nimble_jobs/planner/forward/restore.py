@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ _NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
 _OWN_DEPTHWISE = (depthwise.PREFIX, separable.PREFIX)
 _HALF = (torch.float16, torch.bfloat16)
 _FEW_PICTURES = 4
+_FEW_VALUES = 4 * 3 * 256 * 256  # of an input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +64,8 @@ def restore(
 ) -> Restored:
     """Capture a stored schedule over the module's weights, and let `check` raise if an instance is wrong. With
     `own`, weights may be moved. `bound` is the module with the weights folded and merged as the schedule says, if it
-    exists already. With `alike` only the first instance is captured, and the others when they are asked for; it raises
-    CheckFailed if the replays of one differ from those of the first.
+    exists already. With `alike` only the first instance is captured, and the others when they are asked for;
+    `alike(first, other)` raises CheckFailed if their replays differ.
 
     Nothing is traced, and nothing compiled unless a kernel cannot do without its compiler. Whatever is raised, the
     module is as it was: CheckFailed, EngineError, OutOfMemory, ValueError.
@@ -93,10 +95,12 @@ def restore(
     further: Further | None = None
     if alike is not None and schedule.in_flight > 1:
         first, compare, plan, thread = instances[0], alike, schedule.plan, threading.get_ident()
+        kept = replace(recording, example={})  # which lies on the device
 
         def another() -> Instance:
             again = threading.get_ident() == thread
-            (made,) = capture_several(recording, plan, bound, device, 1, memory, again=again)
+            of = kept if again else replace(kept, example=dict(first.inputs))
+            (made,) = capture_several(of, plan, bound, device, 1, memory, again=again)
             return made
 
         further = Further(first, schedule.in_flight - 1, another, lambda made: compare(first, made))
@@ -142,20 +146,22 @@ def check_loaded(
     on_gpu = devices.able(device).kernels
     convolutions = convolutions or (on_gpu and _quick_without_cudnn(eager, program))
     if convolutions or on_gpu:
-        with contextlib.suppress(CheckFailed):  # it rounds otherwise, too: what the schedule was built against decides
+        # It rounds otherwise, and takes more memory, too: what the schedule was built against decides.
+        with contextlib.suppress(CheckFailed, torch.OutOfMemoryError):
             return against(without_cudnn(eager, convolutions=convolutions))
     return against(eager)
 
 
 def _quick_without_cudnn(eager: Callable[..., Any], program: Program) -> bool:
     """Whether a module's calls take hardly longer with torch's own convolutions. They compute one picture after the
-    other, and one group after the other, and unlike cuDNN's do not round fp32 before they multiply.
+    other, and one group after the other, over a copy of each window, and do not round fp32 before they multiply.
     """
     module = eager.module if isinstance(eager, Watched) else eager
     layers = [m for m in module.modules() if isinstance(m, Convolution)] if isinstance(module, nn.Module) else []
-    few = all(port.view.shape[:1] <= (_FEW_PICTURES,) for port in program.inputs)
-    plain = all(m.weight.dtype in _HALF and m.groups in (1, m.in_channels) for m in layers)
-    return bool(layers) and few and plain
+    shapes = [port.view.shape for port in program.inputs]
+    small = all(shape[:1] <= (_FEW_PICTURES,) and math.prod(shape) <= _FEW_VALUES for shape in shapes)
+    plain = all(m.groups == 1 or (m.groups == m.in_channels and not m.transposed) for m in layers)
+    return bool(layers) and small and plain and all(m.weight.dtype in _HALF for m in layers)
 
 
 def source_of(schedule: Schedule) -> Source:

@@ -150,6 +150,20 @@ class Loaded:
         further = self.further.bytes if self.further is not None else 0
         return weights + sum(i.bytes for i in self.instances) + further + self._staging_bytes + self._arrival_bytes
 
+    @property
+    def in_flight(self) -> int:
+        """How many batches can be computed at a time."""
+        more = len(self.further.made) + self.further.left if self.further is not None else 0
+        return max(1, len(self.instances) + more)
+
+    def every_instance(self) -> tuple[Instance, ...]:
+        """All instances, with those that had not been captured yet."""
+        if self.further is None:
+            return self.instances
+        while self.further.take(lambda made: made) is not None:
+            pass
+        return (*self.instances, *self.further.made)
+
     def take_off(self) -> Flight | None:
         """What carries batches through the instances, made once; None if they run one by one, on the host."""
         if self._flight is None and self.instances and able(self.device).streams:
@@ -163,10 +177,8 @@ class Loaded:
     def arrivals(self) -> Arrivals:
         """Where batches arrive ahead of their replays, made once; other instances of the request take from it, too."""
         if self._arrivals is None:
-            more = len(self.further.made) + self.further.left if self.further is not None else 0
-            in_flight = max(1, len(self.instances) + more)
             kind = self.request.input_dtype
-            self._arrivals = Arrivals(self.request.input_shape, kind, self.device, in_flight=in_flight)
+            self._arrivals = Arrivals(self.request.input_shape, kind, self.device, in_flight=self.in_flight)
             self._arrival_bytes = self._arrivals.bytes
         return self._arrivals
 

@@ -147,7 +147,7 @@ def feed_of(
     records = sum(span.stop - span.start for span in windows) if windows is not None else None
     few = records is not None and records <= min(bucket.rows for bucket in plan.buckets)
     loaded = [lane.prepared.loaded for lane in lanes]
-    in_flight = max(1, max(len(one.instances) for one in loaded))
+    in_flight = max(one.in_flight for one in loaded)
     stages = Stages(context, alone=few, in_flight=in_flight, texts=True)
     threads = usable_cores() if pads else max(1, usable_cores() // 2)  # the model itself needs the host's cores
     counts = Counts(by_bucket=[0] * len(plan.buckets))
