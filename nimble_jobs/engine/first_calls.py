@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.difference import relative_norm
+from nimble_jobs.engine.private.modules import Convolution
+
+_HALF = (torch.float16, torch.bfloat16)
+_FEW_PICTURES = 4
+_FEW_VALUES = 4 * 3 * 256 * 256  # of an input
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +46,19 @@ def without_cudnn(call: Callable[..., Any], *, convolutions: bool) -> Callable[.
             torch.backends.cuda.enable_cudnn_sdp(attention)
 
     return plain
+
+
+def quick_without_cudnn(module: nn.Module, sizes: Iterable[Sequence[int]]) -> bool:
+    """Whether calls of a module with inputs of these sizes take hardly longer without cuDNN's convolutions: few small
+    pictures in half precision.
+
+    torch's own convolutions compute one picture and one group after the other, over a copy of each window. In fp32
+    they compute with more digits than cuDNN.
+    """
+    layers = [m for m in module.modules() if isinstance(m, Convolution)]
+    small = all(tuple(size[:1]) <= (_FEW_PICTURES,) and math.prod(size) <= _FEW_VALUES for size in sizes)
+    plain = all(m.groups == 1 or (m.groups == m.in_channels and not m.transposed) for m in layers)
+    return bool(layers) and small and plain and all(m.weight.dtype in _HALF for m in layers)
 
 
 def load_comparison(device: torch.device) -> None:

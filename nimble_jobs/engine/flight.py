@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from nimble_jobs.engine import enqueue
 from nimble_jobs.engine.arrivals import Arrived
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.landings import Landings, Lane
@@ -125,7 +126,7 @@ class Flight:
                     if batch is None:
                         busy.append(_UnderWay(beside=beside))
                         continue
-                    seat = self._seat(head, busy)
+                    seat = self._seat(head)
                     lane, release = landings.take()
                     try:
                         lane.start(batch, seat, self._copy_out)
@@ -139,13 +140,13 @@ class Flight:
                 for one in busy:
                     one.land().release()
 
-    def _seat(self, head: Head, busy: Iterable[_UnderWay[T]]) -> Seat:
-        """The next seat; a new one if as many batches are not computed yet as there are seats."""
-        if self._another is not None and sum(not one.computed for one in busy) >= len(self._seats):
+    def _seat(self, head: Head) -> Seat:
+        """The next seat; a new one if all seats are at work."""
+        if self._another is not None and not any(enqueue.idle(seat.stream) for seat in self._seats):
             made = self._another(len(self._seats), head)
             if made is None:
                 self._another = None
-            else:  # its capture has waited for the device, so all other seats come first after it
+            else:  # the capture waited for the device, so the other seats are idle and come next
                 self._seats.append(made)
                 self._turn = len(self._seats)
                 return made
@@ -168,11 +169,6 @@ class _UnderWay(Generic[T]):
     def bytes(self) -> int:
         """The size of its results on the device."""
         return self.lane.bytes if self.lane is not None else 0
-
-    @property
-    def computed(self) -> bool:
-        """Whether its results are there, perhaps not on the host yet."""
-        return self.lane is None or self.lane.computed
 
     def land(self) -> Landed[T]:
         if self.lane is None or self.batch is None:

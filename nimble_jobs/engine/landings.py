@@ -51,11 +51,6 @@ class Lane:
         """The size of the results on the device."""
         return sum(tensor.nbytes for tensor in self._made.values())
 
-    @property
-    def computed(self) -> bool:
-        """Whether the results are there, perhaps not on the host yet."""
-        return bool(self._computed.query())
-
     def start(self, batch: Arrived, seat: Seat, out: torch.cuda.Stream) -> None:
         """Queue the work on a batch, and on `out` the copy of its results."""
         # Referenced until they are on the host: the allocator would give their memory to the seat's next batch, which

@@ -39,15 +39,8 @@ def budget_s(text: str | None) -> float:
     return seconds
 
 
-BUDGET_S = budget_s(os.environ.get(VARIABLE))
-
-
-def figure_s(device: torch.device) -> float:
-    """Seconds to spend on one figure of a device. Times of a GPU vary less than those of a CPU: unless VARIABLE is set,
-    half is enough.
-    """
-    return BUDGET_S / 2 if able(device).graphs and not os.environ.get(VARIABLE) else BUDGET_S
-
+_ASKED = os.environ.get(VARIABLE)
+BUDGET_S = budget_s(_ASKED)
 
 _CALLS = 200  # at most per sample
 _SAMPLES = 7
@@ -60,6 +53,13 @@ _LONGEST_SPIN_US = 100_000.0
 _DISTURBED = 2  # samples with gaps after which no more are taken
 _REPEATS = 20  # of a task in its graph, so that the graph's launch of a few microseconds hardly counts
 _copies: ContextVar[int] = ContextVar("copies", default=1)
+
+
+def figure_s(device: torch.device) -> float:
+    """Seconds to spend on one figure of a device: BUDGET_S. On a GPU times vary less, so half of that is enough there,
+    unless VARIABLE is set.
+    """
+    return BUDGET_S / 2 if able(device).graphs and not _ASKED else BUDGET_S
 
 
 def time_us(

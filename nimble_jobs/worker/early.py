@@ -23,7 +23,7 @@ from nimble_jobs.spec.formats import TEXTS
 log = logging.getLogger(__name__)
 
 _CUDA_DRIVER = "libcuda.so.1"
-_FEW = 10_000  # objects: Python 3.12 begins with some that its collector skips
+_FEW_FROZEN = 10_000  # objects that the collector skips; Python 3.12 starts with a few hundred
 
 
 class Early:
@@ -39,7 +39,7 @@ class Early:
     def __init__(self, spec: JobSpec) -> None:
         self._spec = spec
         self._collects = gc.isenabled()
-        self._freezes = gc.get_freeze_count() < _FEW
+        self._freezes = gc.get_freeze_count() < _FEW_FROZEN
         gc.disable()
         self._torch = threading.Event()  # set once the import has succeeded or failed
         self._imports = _started("imports", self._import)

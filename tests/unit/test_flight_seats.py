@@ -14,10 +14,17 @@ from nimble_jobs.engine.flight import Flight
 DEVICE = torch.device("cuda", 0)
 
 
+class Stream(str):
+    """Known by its name. Idle once the batches on it are computed."""
+
+    def __init__(self, _: str) -> None:
+        self.lanes: list[Lane] = []
+
+
 class Seat:
     """Notes which heads it was prepared for."""
 
-    def __init__(self, instance: Any, stream: str) -> None:
+    def __init__(self, instance: Any, stream: Stream) -> None:
         self.instance, self.stream = instance, stream
         self.prepared: list[Any] = []
 
@@ -38,6 +45,7 @@ class Lane:
     def start(self, batch: Any, seat: Seat, out: Any) -> None:
         self.computed = self._quick
         self.seats.append(seat)
+        seat.stream.lanes.append(self)
 
     def wait(self) -> Mapping[str, torch.Tensor]:
         self.computed = True
@@ -78,7 +86,8 @@ class Batch:
 @pytest.fixture
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flights, "take_for", lambda *_: "out")
-    monkeypatch.setattr(flights, "flight_streams", lambda _, count: [f"stream {n}" for n in range(count)])
+    monkeypatch.setattr(flights, "flight_streams", lambda _, count: [Stream(f"stream {n}") for n in range(count)])
+    monkeypatch.setattr(flights.enqueue, "idle", lambda stream: all(lane.computed for lane in stream.lanes))
     monkeypatch.setattr(flights, "ReplaySeat", Seat)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
 

@@ -35,10 +35,11 @@ def clear_workspaces() -> None:
 
 
 def forget_capture(device: torch.device, pool: Any) -> None:
-    """Have torch's allocator forget a capture into `pool`, a `graph_pool_handle`, that could not be ended.
+    """Tell torch's allocator that a capture into `pool`, a `graph_pool_handle`, is over although it could not be ended.
 
-    It would take the capture to be under way for good: memory that several streams have used would never be freed
-    again, and the process would abort at the end of a `torch.cuda.MemPool`. Does nothing for one that has ended.
+    Otherwise the allocator treats the capture as running for the rest of the process: it never frees memory that
+    several streams have used, and destroying a `torch.cuda.MemPool` aborts the process. Does nothing if the capture
+    has ended.
     """
     try:
         torch._C._cuda_endAllocateToPool(device.index or 0, pool)

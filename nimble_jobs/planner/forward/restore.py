@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +17,9 @@ from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import verify
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact
-from nimble_jobs.engine.first_calls import without_cudnn
+from nimble_jobs.engine.first_calls import quick_without_cudnn, without_cudnn
 from nimble_jobs.engine.inputs import Below
 from nimble_jobs.engine.observe import Observed, Watched
-from nimble_jobs.engine.private.modules import Convolution
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.engine.static_kernel import unpack
 from nimble_jobs.errors import CheckFailed, EngineError
@@ -32,13 +30,10 @@ from nimble_jobs.planner.forward.further import Further
 from nimble_jobs.planner.lookup.stored import Material, compiles_again
 from nimble_jobs.planner.search.plans import capture_several
 from nimble_jobs.planner.sources.source import Kernels, Layout, Source, Variants, record_source
-from nimble_jobs.schedule import Program, Schedule
+from nimble_jobs.schedule import Schedule
 
 _NONE: Mapping[str, torch.Tensor] = MappingProxyType({})
 _OWN_DEPTHWISE = (depthwise.PREFIX, separable.PREFIX)
-_HALF = (torch.float16, torch.bfloat16)
-_FEW_PICTURES = 4
-_FEW_VALUES = 4 * 3 * 256 * 256  # of an input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,27 +136,16 @@ def check_loaded(
             others=instances[1:],
         )
 
-    program = schedule.program
-    convolutions = any(task.op.startswith(_OWN_DEPTHWISE) for task in program.tasks)
-    on_gpu = devices.able(device).kernels
-    convolutions = convolutions or (on_gpu and _quick_without_cudnn(eager, program))
+    program, on_gpu = schedule.program, devices.able(device).kernels
+    module, sizes = eager.module if isinstance(eager, Watched) else eager, [port.view.shape for port in program.inputs]
+    convolutions = any(task.op.startswith(_OWN_DEPTHWISE) for task in program.tasks) or (
+        on_gpu and isinstance(module, nn.Module) and quick_without_cudnn(module, sizes)
+    )
     if convolutions or on_gpu:
-        # It rounds otherwise, and takes more memory, too: what the schedule was built against decides.
+        # Without cuDNN, eager rounds differently and needs more memory. If that fails, eager with cuDNN decides.
         with contextlib.suppress(CheckFailed, torch.OutOfMemoryError):
             return against(without_cudnn(eager, convolutions=convolutions))
     return against(eager)
-
-
-def _quick_without_cudnn(eager: Callable[..., Any], program: Program) -> bool:
-    """Whether a module's calls take hardly longer with torch's own convolutions. They compute one picture after the
-    other, and one group after the other, over a copy of each window, and do not round fp32 before they multiply.
-    """
-    module = eager.module if isinstance(eager, Watched) else eager
-    layers = [m for m in module.modules() if isinstance(m, Convolution)] if isinstance(module, nn.Module) else []
-    shapes = [port.view.shape for port in program.inputs]
-    small = all(shape[:1] <= (_FEW_PICTURES,) and math.prod(shape) <= _FEW_VALUES for shape in shapes)
-    plain = all(m.groups == 1 or (m.groups == m.in_channels and not m.transposed) for m in layers)
-    return bool(layers) and small and plain and all(m.weight.dtype in _HALF for m in layers)
 
 
 def source_of(schedule: Schedule) -> Source:

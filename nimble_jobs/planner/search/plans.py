@@ -26,7 +26,7 @@ from nimble_jobs.planner.sources.source import AS_GIVEN, Kernels, Source
 from nimble_jobs.schedule import GraphFacts, Plan
 
 _CAPS = (2, 4, 8, 16)
-_EAGER = 2.5  # times as fast as given is more than eager's kernels become by another layout or folded weights
+_EAGER_FAR_BEHIND = 2.5  # times as long as compiled kernels; another layout or folded weights save less
 _FAR_BEHIND = 1.5  # times as long on one stream, which no number of streams made up for where it was measured
 _WORTH_TRYING = 0.98  # critical path over total work, above which streams are not tried
 _MOST_STREAMS = 32  # gradients of weights are all independent, and libraries keep a workspace for every stream
@@ -139,14 +139,14 @@ def far_behind(one: MeasuredCandidate, passed: Sequence[MeasuredCandidate]) -> s
 
 def eager_far_behind(source: Source, passed: Sequence[MeasuredCandidate]) -> str | None:
     """Why eager's kernels are not worth a try in another layout or over folded weights; None if they may be."""
-    given = [each for each in passed if each.source == AS_GIVEN]
-    others = [each for each in passed if each.source.kernels != "eager"]
-    if source.kernels != "eager" or not given or not others:
+    given = next((each for each in passed if each.source == AS_GIVEN), None)
+    compiled = (each for each in passed if each.source.kernels != "eager")
+    best = min(compiled, key=lambda each: each.replay_us, default=None)
+    if source.kernels != "eager" or given is None or best is None:
         return None
-    best = min(others, key=lambda each: each.replay_us)
-    if given[0].replay_us <= _EAGER * best.replay_us:
+    if given.replay_us <= _EAGER_FAR_BEHIND * best.replay_us:
         return None
-    return f"{given[0].row.name} takes {given[0].replay_us:.0f} us, and {best.row.name} {best.replay_us:.0f} us"
+    return f"{given.row.name} takes {given.replay_us:.0f} us, and {best.row.name} {best.replay_us:.0f} us"
 
 
 def instead_of(source: Source, tried: Collection[Source], pairs: Pairs) -> Source | None:
