@@ -16,6 +16,7 @@ from torch import nn
 
 from nimble_jobs.engine.attributes import Attributes
 from nimble_jobs.engine.contents import Contents, tensors_in
+from nimble_jobs.engine.held import Held
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.runtime import forget_compiled
 from nimble_jobs.engine.random_states import RandomStates
@@ -51,16 +52,15 @@ class Watched:
     and numpy. A module whose calls leave none does not have to be observed first.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
+    def __init__(self, module: nn.Module, device: torch.device, held: Held | None = None) -> None:
+        """`held`: what the module holds, if it is known."""
         self.left_traces = False
         self.module = module
-        contents = Contents(module)
-        self._snapshot, self._random = Snapshot(module, contents), RandomStates(device)
-        self._attributes, self._tensors = Attributes(contents), contents.identities()
+        self._held, self._random = held or Held(module), RandomStates(device)
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         try:
-            with self._snapshot.watching():
+            with self._held.snapshot.watching():
                 result = self.module(*inputs)
         except torch.OutOfMemoryError:
             raise
@@ -73,21 +73,21 @@ class Watched:
     @property
     def observed(self) -> Observed:
         """What `observe` would return for a module that leaves no traces, without the outputs."""
-        return Observed(result=None, snapshot=self._snapshot, random=self._random, changing={})
+        return Observed(result=None, snapshot=self._held.snapshot, random=self._random, changing={})
 
     def put_back(self) -> None:
         """Restore everything that the module held, and the random states."""
-        self._snapshot.put_back()
+        self._held.snapshot.put_back()
         self._random.put_back()
 
     def _differs(self) -> bool:
-        if self._random.changed() is not None or self._snapshot.nests:
+        if self._random.changed() is not None or self._held.snapshot.nests:
             return True
         contents = Contents(self.module)
         return (
-            contents.identities() != self._tensors
-            or self._attributes.differing(Attributes(contents)) is not None
-            or bool(self._snapshot.changing(containers=True))
+            contents.identities() != self._held.identities
+            or self._held.attributes.differing(Attributes(contents)) is not None
+            or bool(self._held.snapshot.changing(containers=True))
         )
 
 

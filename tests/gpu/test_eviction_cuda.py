@@ -204,7 +204,11 @@ def test_the_bytes_of_residents_are_those_that_the_device_lost(store: Store, cod
     before = reserved()
     residents = Residents(2**40)
     for each in wanted:
-        assert planner.prepare(each, device=device, store=store, residents=residents).hit is Hit.STORED
+        found = planner.prepare(each, device=device, store=store, residents=residents)
+        assert found.hit is Hit.STORED
+        said = residents.used_bytes
+        found.loaded.every_instance()  # their memory counts before they are captured
+        assert residents.used_bytes == said
     taken = reserved() - before
     segments = 32 * 2**20  # of the allocator, taken whole
     assert abs(taken - residents.used_bytes) <= 0.1 * taken + segments

@@ -26,10 +26,11 @@ from nimble_jobs.planner.keys.options import BuildOptions, options_of
 from nimble_jobs.planner.keys.request import Request
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search import candidate as candidates
-from nimble_jobs.planner.search.candidate import MeasuredCandidate
+from nimble_jobs.planner.search.candidate import MeasuredCandidate, measured_row
+from nimble_jobs.planner.search.plans import far_behind
 from nimble_jobs.planner.search.search import Search
 from nimble_jobs.planner.search.target import Captured
-from nimble_jobs.planner.sources.source import Source, record_source
+from nimble_jobs.planner.sources.source import AS_GIVEN, Source, record_source
 from nimble_jobs.schedule import Candidate, Schedule
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.task_times import TaskChoice, TaskTimes
@@ -424,6 +425,21 @@ def test_a_source_far_behind_on_one_stream_is_not_tried_on_several(
     assert ("eager kernels, channels-last, 2 streams" in rows) == tried
     reason = "not tried: one stream takes 15 us, and eager kernels, 1 stream 10 us"
     assert tried or rows["eager kernels, channels-last, several streams"].reason == reason
+
+
+def test_sums_over_devices_have_a_stream_of_their_own() -> None:
+    """Then no candidate of a training step has one stream only."""
+    first, second = (
+        MeasuredCandidate(
+            row=measured_row("eager kernels", us, 1, 0, error=None, reason="", streams=2),
+            source=AS_GIVEN,
+            programs={},
+            error=None,
+        )
+        for us in (10.0, 16.0)
+    )
+    assert far_behind(first, [first, second]) is None
+    assert far_behind(second, [first, second]) == "one stream takes 16 us, and eager kernels 10 us"
 
 
 @pytest.mark.parametrize(("given_us", "tried"), [(24.9, True), (25.1, False)])

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from nimble_jobs.cli.jobs import _schedule
+from nimble_jobs.engine.held import Held
 from nimble_jobs.engine.observe import Watched
 from nimble_jobs.job import JobState
 from nimble_jobs.models.packed import Packed
@@ -297,9 +298,9 @@ def test_schedules_of_all_buckets_are_found_again(
     """
     watched: list[Packed] = []
 
-    def watch(module: Packed, device: torch.device) -> Watched:
+    def watch(module: Packed, device: torch.device, held: Held | None) -> Watched:
         watched.append(module)
-        return Watched(module, device)
+        return Watched(module, device, held)
 
     monkeypatch.setattr("nimble_jobs.planner.jobs.take.Watched", watch)
     texts = sentences(300, 60)

@@ -19,6 +19,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import state_bytes
 from nimble_jobs.engine.device import able, allocated_bytes
 from nimble_jobs.engine.flight import Flight, Landed
+from nimble_jobs.engine.held import Held
 from nimble_jobs.engine.landings import Landings
 from nimble_jobs.engine.observe import Observed
 from nimble_jobs.engine.pinned import pin
@@ -118,6 +119,7 @@ class Loaded:
     limits: Limits | None = None  # of the integers that it takes; None: not looked for yet
     observed: Observed | None = None  # what the module was before its first call
     carried: Carried | None = None  # the same, for a module that runs in eager or may have to
+    uncalled: Held | None = None  # what the module holds, until it may have been called
     provisional: bool = False  # an earlier job left it without a schedule; the next job may continue with it
     unschedulable: bool = False  # no schedule can hold what the model does
     siblings: Siblings | None = None  # who share its weights; None: nobody does
@@ -268,6 +270,7 @@ class Loaded:
 
     def close(self) -> None:
         self.release()
+        self.observed = self.carried = self.uncalled = None  # they refer to the weights
         self._arrivals, self._arrival_bytes = None, 0
         if self._buffers is not None:
             self._buffers.close()

@@ -110,21 +110,23 @@ def _without_schedule(key: str, request: Request, device: torch.device, siblings
     operators = loading_operators(device, DTYPES[request.model.dtype], pictures=pictures)
     with operators, noted(request.model) as origin:
         module = build_module(request, device, siblings.first if siblings is not None else None)
-    if siblings is None:
-        return Loaded(key=key, request=request, device=device, module=module, origin=origin, carried=Carried(module))
-    if siblings.first is None or siblings.carried is None:
+    shared = siblings.carried if siblings is not None else None
+    carried = shared or Carried(module)
+    if siblings is not None and shared is None:
         assert isinstance(module, Packed)
-        siblings.first, siblings.carried, siblings.origin = module, Carried(module), origin
+        siblings.first, siblings.carried, siblings.origin = module, carried, origin
     loaded = Loaded(
         key=key,
         request=request,
         device=device,
         module=module,
-        origin=siblings.origin,
-        carried=siblings.carried,
+        origin=siblings.origin if siblings is not None else origin,
+        carried=carried,
+        uncalled=carried.held if shared is None else None,
         siblings=siblings,
     )
-    siblings.members.add(loaded)
+    if siblings is not None:
+        siblings.members.add(loaded)
     return loaded
 
 

@@ -11,6 +11,7 @@ import torch
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import able, separate_memory
+from nimble_jobs.engine.held import Held
 from nimble_jobs.engine.observe import Observed, Watched
 from nimble_jobs.engine.random_states import RandomStates
 from nimble_jobs.engine.state import Snapshot
@@ -42,6 +43,7 @@ def take_stored(
 
     Raises OutOfMemory, DeviceFault, StoreError.
     """
+    held, loaded.uncalled = loaded.uncalled, None
     with collector_paused():
         found = read_stored(loaded.key, store)
     if not isinstance(found, Taken):
@@ -60,7 +62,7 @@ def take_stored(
             return loaded
         residents.make_room(loaded.bytes + material.schedule.peak_bytes)
         with collector_paused():
-            _capture(loaded, material)
+            _capture(loaded, material, held)
         return loaded
 
     return use_stored({loaded.key: material}, make, store, disagrees=_disagrees)
@@ -90,8 +92,9 @@ def _disagrees(error: CheckFailed) -> Refused:
     )
 
 
-def _capture(loaded: Loaded, material: Material) -> None:
-    """Capture a stored schedule and check it against eager, in the cheapest way that works.
+def _capture(loaded: Loaded, material: Material, held: Held | None) -> None:
+    """Capture a stored schedule and check it against eager, in the cheapest way that works. `held`: what the module
+    holds, if it is known.
 
     The schedule was built by observing this code. So if its program writes none of the module's tensors, watching the
     check's own calls is enough; only if one leaves a trace is the module observed as for a build. Siblings run the same
@@ -103,7 +106,7 @@ def _capture(loaded: Loaded, material: Material) -> None:
     if not names_written(program, program.state):
         if siblings is not None and siblings.steady and _captured_unwatched(loaded, material, example):
             return
-        if _captured_watched(loaded, material, example):
+        if _captured_watched(loaded, material, example, held):
             if siblings is not None:
                 siblings.steady = True
             return
@@ -124,11 +127,13 @@ def _captured_unwatched(loaded: Loaded, material: Material, example: Mapping[str
     return True
 
 
-def _captured_watched(loaded: Loaded, material: Material, example: Mapping[str, torch.Tensor]) -> bool:
+def _captured_watched(
+    loaded: Loaded, material: Material, example: Mapping[str, torch.Tensor], held: Held | None
+) -> bool:
     """Capture a schedule while the check's calls are watched. If they leave traces, or the capture fails, the module is
     put back, and the answer is False. Raises CheckFailed if it is wrong although they left none.
     """
-    watched = Watched(loaded.module, loaded.device)
+    watched = Watched(loaded.module, loaded.device, held)
     try:
         _restore(loaded, material, example, watched.observed, watched)
     except (OutOfMemory, DeviceFault):

@@ -10,10 +10,10 @@ from torch import nn
 from nimble_jobs.engine.attributes import Attributes
 from nimble_jobs.engine.contents import Contents
 from nimble_jobs.engine.fingerprints import fingerprints
+from nimble_jobs.engine.held import Held
 from nimble_jobs.engine.memory import is_dense
 from nimble_jobs.engine.private.modes import functions_off
 from nimble_jobs.engine.private.tensors import version
-from nimble_jobs.engine.state import Snapshot
 
 
 class Carried:
@@ -25,12 +25,9 @@ class Carried:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        contents = Contents(module)
-        self._snapshot = Snapshot(module, contents)
-        self._tensors = contents.identities()
+        self.held = Held(module)
         self._versions = _versions(module)
         self._weights: dict[str, int] | None = None
-        self._attributes = Attributes(contents)
 
     def weigh(self) -> None:
         """Take the fingerprints of parameters, once: to be called before the module is, in eager."""
@@ -41,16 +38,16 @@ class Carried:
         """Make the module what it was, if that can be done; whether it is."""
         if self.altered() is None:
             return True
-        self._snapshot.put_back()
+        self.held.snapshot.put_back()
         return self.altered() is None
 
     def altered(self) -> str | None:
         """The name of something of the module's that is not as it was; None if all is."""
         contents = Contents(self._module)
-        tensor = _differing(self._tensors, contents.identities())
+        tensor = _differing(self.held.identities, contents.identities())
         if tensor is not None:
             return tensor
-        changing = self._snapshot.resized() or next(iter(self._snapshot.changing(containers=True)), None)
+        changing = self.held.snapshot.resized() or next(iter(self.held.snapshot.changing(containers=True)), None)
         if changing is not None:
             return changing
         weighed = self._weights is not None
@@ -58,7 +55,7 @@ class Carried:
         assert self._weights is not None
         return (
             _differing(self._versions, _versions(self._module))
-            or self._attributes.differing(Attributes(contents))
+            or self.held.attributes.differing(Attributes(contents))
             or (_differing(self._weights, _weights(self._module)) if weighed else None)
         )
 

@@ -127,11 +127,12 @@ def may_have_streams(facts: GraphFacts, options: BuildOptions, device: torch.dev
     return devices.able(device).streams and options.streams != 1 and facts.width >= 2
 
 
-def far_behind(one: MeasuredCandidate, passed: Sequence[MeasuredCandidate]) -> str | None:
+def far_behind(one: MeasuredCandidate, singles: Sequence[MeasuredCandidate]) -> str | None:
     """Why several streams would not make up for the time that a candidate takes on one; None if they may. Kernels that
-    are chosen for a full device may be slow by themselves.
+    are chosen for a full device may be slow by themselves. `singles`: the candidates on one stream, and one more for
+    sums over several devices.
     """
-    first = min((each for each in passed if each.row.streams == 1), key=lambda each: each.replay_us)
+    first = min(singles, key=lambda each: each.replay_us)
     if one.source.kernels == "crowded" or one.replay_us <= _FAR_BEHIND * first.replay_us:
         return None
     return f"one stream takes {one.replay_us:.0f} us, and {first.row.name} {first.replay_us:.0f} us"

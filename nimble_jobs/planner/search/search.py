@@ -81,7 +81,7 @@ class Search:
             with compiling(self._target.first.compiled or bool(kernels)):
                 singles = self._sources(only_first=only_first)
                 for single in sorted(singles, key=lambda single: single.replay_us):
-                    self._try_several_streams(single)
+                    self._try_several_streams(single, singles)
                 self._try_crowded(singles)
             winner = self._best or self._refused
             assert winner is not None
@@ -190,13 +190,13 @@ class Search:
         self.passed = [timed if each is one else each for each in self.passed]
         return timed
 
-    def _try_several_streams(self, single: MeasuredCandidate) -> None:
+    def _try_several_streams(self, single: MeasuredCandidate, singles: Sequence[MeasuredCandidate]) -> None:
         """Measure the plans of a source on several streams, unless measurements say that they cannot pay."""
         target, name = self._target, f"{single.source.name}, several streams"
         assert self._best is not None
         if not any(may_have_streams(p.facts, self._options, target.device) for p in single.programs.values()):
             return
-        if (behind := far_behind(single, self.passed)) is not None:
+        if (behind := far_behind(single, singles)) is not None:
             self.candidates.append(left_out(name, f"not tried: {behind}"))
             return
         single = single if self._out_of_time(name) else self.timed(single)
@@ -220,7 +220,7 @@ class Search:
             return
         single = None if self._out_of_time(source.name) else self._try(source)
         if single is not None:
-            self._try_several_streams(single)
+            self._try_several_streams(single, singles)
 
     def _programs_on_several_streams(self, single: MeasuredCandidate, name: str) -> list[Programs]:
         """The plans to try for a source that works on one stream: each plan of its program or, if captures take long,
