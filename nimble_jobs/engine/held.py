@@ -16,4 +16,12 @@ class Held:
         contents = Contents(module)
         self.snapshot = Snapshot(module, contents)
         self.attributes = Attributes(contents)
-        self.identities = contents.identities()
+        self._identities = contents.identities()
+
+    def differing_tensor(self, contents: Contents) -> str | None:
+        """The name of a tensor that is another one in the module's present `contents`, or holds other values."""
+        now = contents.identities()
+        for name in (*self._identities, *now):
+            if self._identities.get(name) != now.get(name):
+                return name
+        return self.snapshot.resized() or next(iter(self.snapshot.changing(containers=True)), None)

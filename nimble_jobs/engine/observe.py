@@ -85,9 +85,8 @@ class Watched:
             return True
         contents = Contents(self.module)
         return (
-            contents.identities() != self._held.identities
+            self._held.differing_tensor(contents) is not None
             or self._held.attributes.differing(Attributes(contents)) is not None
-            or bool(self._held.snapshot.changing(containers=True))
         )
 
 

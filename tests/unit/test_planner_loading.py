@@ -17,6 +17,7 @@ from torch import nn
 
 from nimble_jobs import planner
 from nimble_jobs.engine import device as devices
+from nimble_jobs.engine.held import Held
 from nimble_jobs.engine.observe import Watched
 from nimble_jobs.errors import EngineError
 from nimble_jobs.graph.pause import collector_paused
@@ -24,7 +25,9 @@ from nimble_jobs.job import Hit
 from nimble_jobs.planner import Prepared, Request
 from nimble_jobs.planner.forward import restore as restoring
 from nimble_jobs.planner.jobs import take
+from nimble_jobs.planner.jobs.loaded import Loaded, Siblings
 from nimble_jobs.planner.lookup.stored import Taken
+from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.spec import ModelSpec, ScheduleSpec
 from nimble_jobs.store import Store, open_store
 from nimble_jobs.store.home import resolve
@@ -167,6 +170,22 @@ def test_traces_are_seen_and_taken_back(trace: Any, left: bool) -> None:
     watched.put_back()
     assert all(torch.equal(before[n], t) for n, t in module.state_dict().items())
     assert (set(vars(module)), module.training, len(module.kept)) == (held, False, 1)
+
+
+def test_a_model_that_no_longer_shares_its_weights_is_noted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the shared one holds would look like traces of a call."""
+    shared, own = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3)
+    monkeypatch.setattr(take, "source_of", lambda _: Source(kernels="eager", layout="channels-last"))
+    monkeypatch.setattr(take, "build_module", lambda *_: own)
+    siblings: Any = Siblings()
+    request: Any = None
+    loaded = Loaded(key="", request=request, device=CPU, module=shared, siblings=siblings, uncalled=Held(shared))
+    schedule: Any = None
+    take._keep_apart(loaded, schedule)
+    assert loaded.module is own
+    watched = Watched(own, CPU, loaded.uncalled)
+    watched(torch.ones(1, 3, 4, 4))
+    assert not watched.left_traces
 
 
 def _in_flight(count: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import torch
 
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.device import able, separate_memory
-from nimble_jobs.engine.held import Held
 from nimble_jobs.engine.observe import Observed, Watched
 from nimble_jobs.engine.random_states import RandomStates
 from nimble_jobs.engine.state import Snapshot
@@ -43,7 +42,15 @@ def take_stored(
 
     Raises OutOfMemory, DeviceFault, StoreError.
     """
-    held, loaded.uncalled = loaded.uncalled, None
+    try:
+        return _taken(loaded, store, residents, report, if_it_pays=if_it_pays)
+    finally:
+        loaded.uncalled = None  # what follows may call it
+
+
+def _taken(
+    loaded: Loaded, store: Store, residents: Residents, report: Report, *, if_it_pays: bool
+) -> Taken[Loaded] | Miss | Refused:
     with collector_paused():
         found = read_stored(loaded.key, store)
     if not isinstance(found, Taken):
@@ -62,7 +69,7 @@ def take_stored(
             return loaded
         residents.make_room(loaded.bytes + material.schedule.peak_bytes)
         with collector_paused():
-            _capture(loaded, material, held)
+            _capture(loaded, material)
         return loaded
 
     return use_stored({loaded.key: material}, make, store, disagrees=_disagrees)
@@ -92,9 +99,8 @@ def _disagrees(error: CheckFailed) -> Refused:
     )
 
 
-def _capture(loaded: Loaded, material: Material, held: Held | None) -> None:
-    """Capture a stored schedule and check it against eager, in the cheapest way that works. `held`: what the module
-    holds, if it is known.
+def _capture(loaded: Loaded, material: Material) -> None:
+    """Capture a stored schedule and check it against eager, in the cheapest way that works.
 
     The schedule was built by observing this code. So if its program writes none of the module's tensors, watching the
     check's own calls is enough; only if one leaves a trace is the module observed as for a build. Siblings run the same
@@ -106,7 +112,7 @@ def _capture(loaded: Loaded, material: Material, held: Held | None) -> None:
     if not names_written(program, program.state):
         if siblings is not None and siblings.steady and _captured_unwatched(loaded, material, example):
             return
-        if _captured_watched(loaded, material, example, held):
+        if _captured_watched(loaded, material, example):
             if siblings is not None:
                 siblings.steady = True
             return
@@ -127,13 +133,11 @@ def _captured_unwatched(loaded: Loaded, material: Material, example: Mapping[str
     return True
 
 
-def _captured_watched(
-    loaded: Loaded, material: Material, example: Mapping[str, torch.Tensor], held: Held | None
-) -> bool:
+def _captured_watched(loaded: Loaded, material: Material, example: Mapping[str, torch.Tensor]) -> bool:
     """Capture a schedule while the check's calls are watched. If they leave traces, or the capture fails, the module is
     put back, and the answer is False. Raises CheckFailed if it is wrong although they left none.
     """
-    watched = Watched(loaded.module, loaded.device, held)
+    watched = Watched(loaded.module, loaded.device, loaded.uncalled)
     try:
         _restore(loaded, material, example, watched.observed, watched)
     except (OutOfMemory, DeviceFault):
@@ -156,6 +160,7 @@ def _keep_apart(loaded: Loaded, schedule: Schedule) -> None:
         siblings.members.discard(loaded)
         loaded.siblings, loaded.module = None, build_module(loaded.request, loaded.device)
         loaded.carried = Carried(loaded.module)
+        loaded.uncalled = loaded.carried.held
 
 
 def _restore(

@@ -44,12 +44,9 @@ class Carried:
     def altered(self) -> str | None:
         """The name of something of the module's that is not as it was; None if all is."""
         contents = Contents(self._module)
-        tensor = _differing(self.held.identities, contents.identities())
+        tensor = self.held.differing_tensor(contents)
         if tensor is not None:
             return tensor
-        changing = self.held.snapshot.resized() or next(iter(self.held.snapshot.changing(containers=True)), None)
-        if changing is not None:
-            return changing
         weighed = self._weights is not None
         self.weigh()
         assert self._weights is not None

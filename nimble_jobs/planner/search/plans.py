@@ -129,8 +129,8 @@ def may_have_streams(facts: GraphFacts, options: BuildOptions, device: torch.dev
 
 def far_behind(one: MeasuredCandidate, singles: Sequence[MeasuredCandidate]) -> str | None:
     """Why several streams would not make up for the time that a candidate takes on one; None if they may. Kernels that
-    are chosen for a full device may be slow by themselves. `singles`: the candidates on one stream, and one more for
-    sums over several devices.
+    are chosen for a full device may be slow by themselves. `singles`: each source on one stream, to which sums over
+    several devices add a second one.
     """
     first = min(singles, key=lambda each: each.replay_us)
     if one.source.kernels == "crowded" or one.replay_us <= _FAR_BEHIND * first.replay_us:
