@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -36,10 +37,11 @@ class Compiles(Generic[P, T]):
     def __init__(self, function: Callable[P, T]) -> None:
         functools.update_wrapper(self, function)
         self._function = function
+        self._signature = inspect.signature(function)
         self._kept: dict[Any, T] = {}  # by arguments, the oldest first
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        key = _key(args, kwargs)
+        key = self._key(args, kwargs)
         if key not in self._kept:
             made = self._made(key, *args, **kwargs)
             if len(self._kept) >= _KEPT:
@@ -54,12 +56,18 @@ class Compiles(Generic[P, T]):
         """Have another process begin, inside of `kernels_ahead`; the next call with the same arguments takes what
         comes of it.
         """
-        begun, key = _begun.get(), _key(args, kwargs)
+        begun, key = _begun.get(), self._key(args, kwargs)
         if begun is None or key in self._kept or (self._function, key) in begun:
             return
         future = compilers.submit(functools.partial(self, *args, **kwargs))
         if future is not None:
             begun[self._function, key] = future
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same for calls that mean the same, however arguments are passed or left to their defaults."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.args, tuple(sorted(bound.kwargs.items()))
 
     def _made(self, key: Any, *args: P.args, **kwargs: P.kwargs) -> T:
         begun = _begun.get() or {}
@@ -106,10 +114,6 @@ def each(
     for way in ways:
         if way != choices.LIBRARY:
             function.ahead(shape, way, capability_of(device), *last)
-
-
-def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return (args, tuple(sorted(kwargs.items())))
 
 
 def _last_line(error: Exception) -> str:

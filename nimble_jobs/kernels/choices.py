@@ -124,6 +124,11 @@ def looking_ahead() -> Iterator[None]:
         _looking_ahead.reset(token)
 
 
+def looks_ahead() -> bool:
+    """Whether this is inside of `looking_ahead`."""
+    return _looking_ahead.get()
+
+
 def way_for(
     shape: Any,
     ways: Collection[str],

@@ -56,6 +56,16 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
     return count
 
 
+def begin_plain(graph: Graph, device: torch.device) -> None:
+    """Have other processes begin with kernels for the depthwise convolutions that a graph still holds: those that
+    `depthwise` will time once the graph is compiled.
+    """
+    for node in graph.nodes:
+        found = depthwise_call(node, device)
+        if found is not None:
+            ahead.each(depthwise.compiled, found[0], device, found[0].tiles)
+
+
 def fastest(one: Activated, device: torch.device) -> str | None:
     """The tile with which our kernel is fastest; None if the library's and another one are, or ours does not agree with
     them, now or as measured earlier.

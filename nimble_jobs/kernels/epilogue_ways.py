@@ -135,9 +135,11 @@ def fastest(group: Group, device: torch.device, without: Without = NOTHING) -> W
         failed = dict.fromkeys(set(ways) - set(times), "does not compile, or differs from the library's result")
         return choices.fastest_of(group.words, times, _GAIN, failed)
 
+    ways = group.allowed(without)
+    if ways == (choices.LIBRARY,):
+        return choices.LIBRARY  # cuDNN takes up to 0.7 s for the first call of a depthwise convolution's shape
     parts = {each.name: str(getattr(group, each.name)) for each in fields(group)}
     parts |= {"task": "convolution", "memory_format": str(MEMORY_FORMAT)} | choices.parts_here(device)
-    ways = group.allowed(without)
     parts |= {"split": split_k.code_digest()} if set(ways) & set(group.split.ways) else {}
     parts |= {"pointwise": pointwise.code_digest()} if any(way.startswith(POINTWISE) for way in ways) else {}
 

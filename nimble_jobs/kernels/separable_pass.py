@@ -9,7 +9,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.encode import dtype
+from nimble_jobs.engine.first_calls import without_cudnn
 from nimble_jobs.errors import EngineError
 from nimble_jobs.kernels import ahead, choices, depthwise, fx_nodes, pointwise, pointwise_pass
 from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of, writes_in_place
@@ -38,6 +39,7 @@ class _Match:
     shape: Shape
     given: tuple[Node | None, ...]  # images, weight and bias of the window, weight, bias, the other operand
     replaced: tuple[Node, ...]  # in the graph's order
+    rectifier: Node | None  # the ReLU before it
 
     @property
     def at(self) -> Node:
@@ -51,11 +53,16 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
     `wanted` says with which tile ours is to compute a shape; by default, the fastest. Returns how many there are.
     """
     wanted = wanted or fastest
-    count = 0
+    count, ends = 0, set()
     for node in list(graph.nodes):
         match = _match(node, device)
-        tile = wanted(match.shape, device) if match is not None else None
-        if match is None or tile is None:
+        if match is None:
+            continue
+        if match.rectifier in ends and choices.looks_ahead():  # the one before may compute it
+            wanted(replace(match.shape, rectified=False), device)
+        tile = wanted(match.shape, device)
+        if tile is None:
+            ends.add(match.replaced[-1])
             continue
         shape, last = match.shape, match.replaced[-1]
         settings = (shape.depth.stride, shape.depth.padding, shape.depth.dilation)
@@ -108,7 +115,7 @@ def _times(shape: Shape, device: torch.device) -> TaskTimes:
     other = images(shape.features, depth.out_height, depth.out_width) if shape.added else None
     given = (x, depth_weight, depth_bias, weight, bias, other)
     settings = (depth.stride, depth.padding, depth.dilation, shape.rectified, shape.between, shape.activation)
-    theirs = OPERATOR(*given, *settings, "")
+    theirs = without_cudnn(OPERATOR, convolutions=True)(*given, *settings, "")
     out = torch.empty_like(theirs)
 
     def ours(tile: str) -> Callable[[], Any]:
@@ -192,7 +199,7 @@ def _windows(
         found = functional.conv2d(x, weight, bias, depth.stride, depth.padding, depth.dilation, depth.channels)
         return ACTIVATIONS[shape.between](found) if shape.between else found
 
-    middle = library().contiguous(memory_format=torch.channels_last)
+    middle = without_cudnn(library, convolutions=True)().contiguous(memory_format=torch.channels_last)
     given = (*depthwise.tensors_of(depth, x, weight, bias), middle)
     windows: list[Callable[[], object]] = []
     for tile in depth.tiles:
@@ -236,7 +243,8 @@ def _match(product: Node, device: torch.device) -> _Match | None:
         added=other is not None,
         activation=activation,
     )
-    match = _Match(shape=shape, given=(images, depth_weight, depth_bias, weight, bias, other), replaced=nodes)
+    given = (images, depth_weight, depth_bias, weight, bias, other)
+    match = _Match(shape=shape, given=given, replaced=nodes, rectifier=relu)
     unchanged = all(only_reads(node) for node in fx_nodes.between(read_at, nodes[-1]) if node not in nodes)
     there = all(node is None or node < match.at for node in match.given)
     return match if shape.tiles and unchanged and there else None

@@ -89,6 +89,56 @@ def test_processes_are_started_for_a_build_and_take_calls_once_they_are_ready(po
     assert (pool.submitted, pool.stops) == ([print], ["stopped"])
 
 
+@pytest.fixture
+def imports(pool: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What is imported beside a block, and by which thread."""
+    found: list[tuple[str, str]] = []
+    monkeypatch.setattr(compilers, "threading", threading)
+    importing = lambda name: found.append((name, threading.current_thread().name))  # noqa: E731
+    monkeypatch.setattr(compilers, "importlib", SimpleNamespace(import_module=importing))
+    return found
+
+
+def test_compilers_are_loaded_and_started_beside_what_comes_first(pool: SimpleNamespace, imports: list[Any]) -> None:
+    """They stay for the build, which ends them."""
+    with compilers.loading_compilers(True) as loaded:
+        loaded()
+        assert imports == [("torch._inductor.compile_fx", "compilers-load")]
+        assert pool.asked == ["asked"]
+    assert pool.stops == []
+
+
+def test_compilers_end_if_there_will_be_no_build(pool: SimpleNamespace, imports: list[Any]) -> None:
+    """Whether they are loaded by then or not."""
+    ended = threading.Event()
+    (one,) = sys.modules["torch._inductor.async_compile"]._pool_set
+    one.shutdown = ended.set
+    with pytest.raises(KeyboardInterrupt), compilers.loading_compilers(True):
+        raise KeyboardInterrupt
+    assert ended.wait(10)
+    assert len(imports) == 1
+
+
+def test_nothing_is_loaded_where_no_build_compiles(pool: SimpleNamespace, imports: list[Any]) -> None:
+    with compilers.loading_compilers(False) as loaded:
+        loaded()
+    assert (pool.asked, imports) == ([], [])
+
+
+def test_a_compiler_that_cannot_be_loaded_is_left_to_the_build(
+    pool: SimpleNamespace, imports: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what is wrong."""
+
+    def fails(_: str) -> None:
+        raise DeprecationWarning("old")
+
+    monkeypatch.setattr(compilers.importlib, "import_module", fails)
+    with compilers.loading_compilers(True) as loaded:
+        loaded()
+    assert pool.stops == []
+
+
 def test_before_they_are_ready_nothing_is_submitted(pool: SimpleNamespace) -> None:
     assert compilers.submit(print) is None
     assert pool.submitted == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -17,6 +18,7 @@ from nimble_jobs.engine import measure
 from nimble_jobs.engine.private import compilers
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import EngineError
+from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
 from nimble_jobs.kernels import (
     ahead,
     choices,
@@ -43,6 +45,12 @@ def made(shape: str, way: str, capability: int) -> str:
     if way == "wrong":
         raise EngineError("no such kernel")
     return f"{shape} {way} {capability}"
+
+
+@Compiles
+def tuned(shape: str, tile: str | None = None) -> str:
+    """Stands for a kernel with a setting that most leave out."""
+    return f"{shape}{tile}"
 
 
 @Compiles
@@ -105,6 +113,17 @@ def test_a_process_that_never_answers_is_not_waited_for(processes: Any, monkeypa
         assert made("a", "x", 90) == "a x 90"
 
 
+def test_a_call_means_the_same_however_its_arguments_are_given(processes: Any) -> None:
+    """By position or by name, and a default left out or spelt out: one kernel, which is compiled once."""
+    with kernels_ahead():
+        tuned.ahead("a")
+        tuned.ahead(shape="a", tile=None)
+        assert len(processes) == 1
+        processes[0][1].set_result("elsewhere")
+        assert tuned("a", None) == tuned("a", tile=None) == tuned(shape="a") == "elsewhere"
+    assert tuned("a", "x") == "ax"
+
+
 def test_nothing_is_submitted_outside_of_a_recording(processes: Any) -> None:
     """Nobody would take it."""
     made.ahead("a", "x", 90)
@@ -150,6 +169,72 @@ def test_looking_ahead_answers_the_library_and_measures_nothing(processes: Any) 
     assert answers[2:] == ["library", "y"] * 2
 
 
+def graph_of(module: torch.nn.Module, do: Callable[[torch.fx.Graph], None]) -> None:
+    """Do something with the graph that a compiler is given for a module over a small channels-last picture."""
+    seen: list[torch.fx.Graph] = []
+
+    def backend(traced: torch.fx.GraphModule, _: Any) -> Any:
+        seen.append(traced.graph)
+        with choices.using(choices.Choices()), kernels_ahead():
+            do(traced.graph)
+        return traced.forward
+
+    module = module.half().to(memory_format=torch.channels_last).eval()
+    x = torch.zeros(1, 8, 12, 12, dtype=torch.float16).to(memory_format=torch.channels_last)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(module, backend=backend)(x)
+    assert len(seen) == 1
+
+
+class TwoSeparable(torch.nn.Module):
+    """The ReLU between two separable convolutions can be computed in the kernel of either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        one = [torch.nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), torch.nn.Conv2d(8, 8, 1)]
+        two = [torch.nn.Conv2d(8, 8, 5, padding=2, groups=8, bias=False), torch.nn.Conv2d(8, 8, 1)]
+        self.all = torch.nn.Sequential(*one, torch.nn.ReLU(), *two)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.all(x)
+        return found
+
+
+def test_a_separable_convolution_is_begun_with_and_without_the_activation_before_it(
+    processes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel before may have computed it, once that was chosen. What is asked for ahead covers what is timed."""
+    monkeypatch.setattr(separable_pass, "capability_of", lambda _: 90)
+    timed: list[tuple[int, bool]] = []
+
+    def times(shape: Any, _: torch.device) -> TaskTimes:
+        timed.append((shape.depth.kernel, shape.rectified))
+        return TaskTimes(task="a", times_us=(("library", 2.0), (shape.tiles[0], 1.0)), chosen=shape.tiles[0])
+
+    def rewrite(graph: torch.fx.Graph) -> None:
+        assert twice(lambda: separable_pass.rewrite(graph, CPU)) == 2
+
+    monkeypatch.setattr(separable_pass, "_times", times)
+    graph_of(TwoSeparable(), rewrite)
+    shapes = [call.args[0] for call, _ in processes if call.func._function.__module__.endswith(".separable")]
+    begun = {(shape.depth.kernel, shape.rectified) for shape in shapes}
+    assert timed == [(3, False), (5, False)]
+    assert begun == {(3, False), (5, False), (5, True)}
+
+
+def test_depthwise_convolutions_that_a_graph_keeps_are_begun_before_it_is_compiled(processes: Any) -> None:
+    """In all tiles, with or without a bias, which a compiler adds in another kernel; they are timed once it is."""
+    module = torch.nn.Sequential(
+        torch.nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        torch.nn.Conv2d(8, 8, 5, padding=2, groups=8, bias=False),
+        torch.nn.Conv2d(8, 8, 3, padding=1),
+    )
+    graph_of(module, lambda graph: depthwise_pass.begin_plain(graph, CPU))
+    begun = [(call.args[0].kernel, call.args[1]) for call, _ in processes]
+    assert begun == [(kernel, tile) for kernel in (3, 5) for tile in processes[0][0].args[0].tiles]
+
+
 class Separable(torch.nn.Module):
     """Two kernels, or one."""
 
@@ -187,6 +272,17 @@ def test_passes_that_look_ahead_change_nothing(processes: Any, monkeypatch: pyte
     names = {call.func._function.__module__.rpartition(".")[2] for call, _ in processes}
     assert names == {"separable", "depthwise", "pointwise"}
     assert len(processes) == len({(call.func._function.__module__, call.args) for call, _ in processes})
+
+
+def test_a_convolution_with_one_way_only_is_not_timed(processes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A depthwise one without what follows: the library's first call of a shape alone may take most of a second."""
+    monkeypatch.setattr(measure, "kernel_times_us", lambda *_: pytest.fail("timed"))
+    sizes = {"x": (1, 8, 12, 12), "weight": (8, 1, 3, 3), "out": (1, 8, 12, 12)}
+    one = dict.fromkeys(("stride", "padding", "dilation"), (1, 1))
+    group = epilogue_ways.Group(dtype=torch.float16, bias=False, groups=8, follows="nothing", **sizes, **one)
+    with choices.using(choices.Choices()) as made:
+        assert epilogue_ways.fastest(group, CPU) == "library"
+    assert (made.measured, made.made()) == ({}, ())
 
 
 @pytest.mark.parametrize("follows", ["nothing", "bias", "relu", "add", "add-relu"])
@@ -331,3 +427,29 @@ def test_a_recording_begins_with_all_kernels_that_its_passes_time(
         *[("convolutions", True), ("products", True), ("convolutions", False), ("products", False)],
         *[("tasks", True), ("tasks", False)],
     ]
+
+
+@pytest.mark.parametrize("off", [NOTHING, frozenset({Kernel.DEPTHWISE})])
+def test_plain_depthwise_kernels_are_begun_if_they_may_be_used(
+    processes: Any, monkeypatch: pytest.MonkeyPatch, off: Without
+) -> None:
+    """Once the passes are done; and no cycle is collected while a compiler works, which makes many lasting objects."""
+    begun: list[str] = []
+    for _, one, _ in sources._PASSES:
+        monkeypatch.setattr(one, "rewrite", lambda *_: begun.append("pass"))
+    monkeypatch.setattr(depthwise_pass, "begin_plain", lambda *_: begun.append("plain"))
+    recording = Recording(program=Program(buffers=(), tasks=(), inputs=(), state=(), constants=(), outputs=()))
+    passes: dict[str, Any] = {}
+
+    def recorded(*_: Any) -> Recording:
+        assert not gc.isenabled()
+        passes["rewrite"](torch.fx.Graph())
+        return recording
+
+    monkeypatch.setattr(sources, "compile_module", lambda _, **named: passes.update(named))
+    monkeypatch.setattr(sources, "record_compiled", recorded)
+    monkeypatch.setattr(sources, "with_own_depthwise", lambda recording, *_, **__: recording)
+    source = sources.Source(kernels="epilogues", layout="given", without=off)
+    sources.record_source(torch.nn.ReLU(), source, {"x": torch.zeros(2)}, CPU)
+    assert gc.isenabled()
+    assert begun == [*["pass"] * 2 * len(sources._PASSES), *["plain"] * (not off)]

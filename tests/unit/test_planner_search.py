@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.recorder import Recording
@@ -25,6 +27,7 @@ from nimble_jobs.planner.forward.target import ForwardTarget
 from nimble_jobs.planner.keys.options import BuildOptions, options_of
 from nimble_jobs.planner.keys.request import Request
 from nimble_jobs.planner.keys.roles import Role
+from nimble_jobs.planner.lookup.siblings import Precedent
 from nimble_jobs.planner.search import candidate as candidates
 from nimble_jobs.planner.search.candidate import MeasuredCandidate, measured_row
 from nimble_jobs.planner.search.plans import far_behind
@@ -572,3 +575,40 @@ def test_a_cpu_has_layouts_and_folding_to_choose_from() -> None:
     built.instance.inputs["x"].copy_(x)
     built.instance.replay()
     torch.testing.assert_close(built.instance.outputs["output"], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "precedent", "loads"),
+    [
+        ({}, None, True),
+        ({"fuse": "off"}, None, False),
+        ({"quick": True}, None, False),
+        ({}, "eager", False),
+        ({}, "epilogues", True),
+    ],
+)
+def test_compilers_are_loaded_beside_the_first_call_if_the_search_will_want_them(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], precedent: str | None, loads: bool
+) -> None:
+    """They are there when the search begins, which ends them; before that, whatever ends the build does."""
+    steps: list[Any] = []
+
+    @contextmanager
+    def loading(wanted: bool) -> Iterator[Callable[[], object]]:
+        steps.append(wanted)
+        yield lambda: steps.append("loaded")
+        steps.append("left to the search")
+
+    def run(*_: Any) -> Any:
+        raise CannotRecord("enough")
+
+    built = build_best(nn.ReLU().eval(), {"x": torch.zeros(2)}, "key", BuildOptions(), CPU)
+    like = precedent and Precedent(schedule=replace(built.schedule, kernels=precedent), batch="another")
+    able = replace(devices.able(CPU), compilers=True)
+    monkeypatch.setattr(devices, "able", lambda _: able)
+    for name, step in (("loading_compilers", loading), ("time_calls", lambda *_, **__: steps.append("timed") or 1.0)):
+        monkeypatch.setattr(f"nimble_jobs.planner.forward.build.{name}", step)
+    monkeypatch.setattr("nimble_jobs.planner.forward.build._Build.run", run)
+    with pytest.raises(CannotRecord, match="enough"):
+        build_best(nn.ReLU(), {"x": torch.zeros(2)}, "key", BuildOptions(**options), CPU, precedent=like or None)
+    assert steps == [loads, "loaded", "timed", "left to the search"]

@@ -7,6 +7,7 @@ was none.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import subprocess
 import sys
@@ -99,6 +100,26 @@ def stop_compilers() -> None:
 
 
 @contextlib.contextmanager
+def loading_compilers(wanted: bool) -> Iterator[Callable[[], object]]:
+    """Around what comes before a build. If compilers are `wanted`, they are loaded and started beside the block, until
+    it calls what it is given, which waits for that. They end if the block raises.
+
+    To import Inductor takes three seconds, and the first call of a large model on a GPU as long.
+    """
+    if not wanted or tested_version() is not None:
+        yield lambda: None
+        return
+    thread = threading.Thread(target=_load, name="compilers-load", daemon=True)
+    thread.start()
+    try:
+        yield thread.join
+    except BaseException:
+        thread.join()
+        stop_compilers()
+        raise
+
+
+@contextlib.contextmanager
 def compiling(wanted: bool) -> Iterator[None]:
     """Around a build. If compilers are `wanted`, their processes start at once, and end after it."""
     wanted = wanted and tested_version() is None
@@ -124,6 +145,14 @@ def keeping_compilers() -> Iterator[None]:
     finally:
         _keepers.remove(keeper)
         stop_compilers()
+
+
+def _load() -> None:
+    try:
+        start_compilers()
+        importlib.import_module("torch._inductor.compile_fx")
+    except Exception as error:  # noqa: BLE001  # the build imports it, too, and says what is wrong
+        _log.debug("the compiler was not loaded ahead: %s", error)
 
 
 def _pool() -> Any:

@@ -17,6 +17,7 @@ from nimble_jobs.engine.capture import Instance
 from nimble_jobs.engine.compact import compact, state_bytes
 from nimble_jobs.engine.inputs import stand_out
 from nimble_jobs.engine.observe import Observed
+from nimble_jobs.engine.private.compilers import loading_compilers
 from nimble_jobs.engine.random_states import RandomStates
 from nimble_jobs.engine.record import Recording
 from nimble_jobs.errors import CannotRecord, CheckFailed, NimbleError, first_line
@@ -33,6 +34,7 @@ from nimble_jobs.planner.module.limits import numbers_for
 from nimble_jobs.planner.search.candidate import MeasuredCandidate, left_out
 from nimble_jobs.planner.search.contest import Contest, against_eager, worth_a_contest
 from nimble_jobs.planner.search.in_flight import InFlight
+from nimble_jobs.planner.search.plans import may_compile
 from nimble_jobs.planner.search.search import Search
 from nimble_jobs.planner.search.summary import Summary, table
 from nimble_jobs.planner.sources.source import AS_GIVEN
@@ -140,9 +142,11 @@ def build_best(
     below = numbers_for(module)
     integers = stand_out(inputs) if keep_integers else {}
     example = {name: integers.get(name, random_like(tensor, below, device)) for name, tensor in inputs.items()}
-    with _refusing():
+    with _refusing(), contextlib.ExitStack() as before:
+        loaded = before.enter_context(loading_compilers(_compiles(options, device, precedent)))
         if observed is None:
             observed = observe_calls(module, inputs if keep_integers else example, device, keep_integers=keep_integers)
+        loaded()
         try:
             if keep_integers and not takes(module, example, observed):
                 example, integers = dict(inputs), dict(inputs)
@@ -153,10 +157,17 @@ def build_best(
             shown = Example(inputs=example, batch=batch, below=below, integers=integers, given=given)
             target = ForwardTarget(module, shown, options, device, tolerance=tolerance, observed=observed)
             build = _Build(target, options, key=key, eager_us=eager_us, start=start, say=say)
+            before.close()  # the search ends the compilers
             return build.run(precedent)
         finally:
             observed.put_back()
             states.put_back()
+
+
+def _compiles(options: BuildOptions, device: torch.device, precedent: Precedent | None) -> bool:
+    """Whether a build tries kernels of a compiler."""
+    searches = not options.quick and (precedent is None or source_of(precedent.schedule).compiled)
+    return searches and bool(may_compile(options, device))
 
 
 @contextlib.contextmanager

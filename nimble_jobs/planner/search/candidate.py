@@ -13,7 +13,7 @@ from nimble_jobs.planner.sources.source import Source
 from nimble_jobs.schedule import Candidate
 
 PAYS = 0.98  # more streams must come out below this share of fewer
-_CROWDED_STREAMS, _CROWDED = 4, 1.5  # from so many streams on, and so many times the critical path, the device is full
+CROWDED_STREAMS, _CROWDED = 4, 1.5  # from so many streams on, and so many times the critical path, the device is full
 _MOST = 0.99  # share of the memory, above which a candidate is as costly as at it
 
 
@@ -38,10 +38,13 @@ class MeasuredCandidate:
     @property
     def crowded(self) -> bool:
         """Whether so many tasks run side by side that the device's width decides, not the critical path."""
-        if len(self.programs) != 1:
-            return False
-        streams, path_us = self.only.facts.streams, self.only.facts.critical_path_us
-        return streams >= _CROWDED_STREAMS and path_us is not None and self.replay_us > _CROWDED * path_us
+        return self.over_path > _CROWDED and self.only.facts.streams >= CROWDED_STREAMS
+
+    @property
+    def over_path(self) -> float:
+        """How many times as long as its critical path it takes; 0 if that is not known, or it has several programs."""
+        path_us = self.only.facts.critical_path_us if len(self.programs) == 1 else None
+        return self.replay_us / path_us if path_us else 0.0
 
     @property
     def replay_us(self) -> float:

@@ -155,7 +155,7 @@ def instead_of(source: Source, tried: Collection[Source], pairs: Pairs) -> Sourc
     plain = replace(source, folded=(), merged=() if source.kernels == "eager" else source.merged)
     if plain not in tried:
         return plain  # folded weights may not fit a narrow type
-    if source.kernels == "epilogues" and "inductor" not in {each.kernels for each in tried}:
+    if source.kernels in ("epilogues", "crowded") and "inductor" not in {each.kernels for each in tried}:
         return replace(source, kernels="inductor", merged=(), folded=pairs)  # without what is ours
     return None
 

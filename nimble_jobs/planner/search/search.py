@@ -1,9 +1,9 @@
 """The one search: build candidates for a target, check each against eager, measure it on the device, keep the best.
 
 Sources (kernels and layout) are tried in turn on one stream; then several streams, for the fastest source first, and
-then for those whose bounds leave them a chance; last, if they fill the device, kernels that are chosen for that. A
-candidate that fails is a row in the table of candidates and ends nothing, except the first one: eager kernels on one
-stream must work.
+then for those whose bounds leave them a chance; last, kernels that are chosen in another way (`crowd`), if that may
+pay. A candidate that fails is a row in the table of candidates and ends nothing, except the first one: eager kernels on
+one stream must work.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from nimble_jobs.engine.private.compilers import compiling
 from nimble_jobs.engine.private.runtime import tested_version
 from nimble_jobs.engine.recorder import Recording
 from nimble_jobs.errors import CheckFailed, OutOfMemory
-from nimble_jobs.kernel_switches import Kernel
 from nimble_jobs.kernels import choices
 from nimble_jobs.planner.keys.options import BuildOptions
 from nimble_jobs.planner.keys.roles import Role
 from nimble_jobs.planner.search.candidate import PAYS, MeasuredCandidate, failed, left_out, measured_row, over_limit
 from nimble_jobs.planner.search.clock import Clock
+from nimble_jobs.planner.search.crowd import Crowd
 from nimble_jobs.planner.search.plans import (
     eager_far_behind,
     far_behind,
@@ -68,6 +68,7 @@ class Search:
         self.passed: list[MeasuredCandidate] = []
         self._best: MeasuredCandidate | None = None
         self._refused: MeasuredCandidate | None = None  # the first that disagrees with eager, in case none agrees
+        self._crowd = Crowd(target, options, clock=self.clock, rows=self.candidates)
 
     def run(self, *, only_first: bool = False) -> MeasuredCandidate:
         """The best candidate, or one with a `failure` if none agrees with eager. The weights then have its layout.
@@ -82,7 +83,7 @@ class Search:
                 singles = self._sources(only_first=only_first)
                 for single in sorted(singles, key=lambda single: single.replay_us):
                     self._try_several_streams(single, singles)
-                self._try_crowded(singles)
+                self._try_other_choice(singles)
             winner = self._best or self._refused
             assert winner is not None
             self._target.use(winner.source)
@@ -107,9 +108,12 @@ class Search:
 
     def _sources(self, *, only_first: bool) -> list[MeasuredCandidate]:
         """Every source on one stream: those that work and agree with eager."""
-        singles = [self._try(self._target.first, required=True)]
+        first = self._try(self._target.first, required=True)
         waiting = [] if only_first else self._further_sources()
-        tried, pairs = {self._target.first}, Pairs()
+        if first is not None and self._crowd.may_fill(first, waiting):
+            first = self.timed(first)
+            waiting = self._crowd.ordered(waiting, first)
+        singles, tried, pairs = [first], {self._target.first}, Pairs()
         while waiting:
             source = waiting.pop(0)
             if self._out_of_time(source.name):
@@ -212,13 +216,10 @@ class Search:
             if not self._out_of_time(name_of(single.source, programs), most_streams(programs)):
                 self._measure(single.source, programs, single=single)
 
-    def _try_crowded(self, singles: Sequence[MeasuredCandidate]) -> None:
-        """Where the width of the device decides, choose kernels by their time beside others, and plan once more."""
-        ours = (single.source for single in singles if single.source.kernels == "epilogues")
-        source = next((replace(each, kernels="crowded") for each in ours), None)
-        if source is None or Kernel.CROWDED in source.without or self._best is None or not self._best.crowded:
-            return
-        single = None if self._out_of_time(source.name) else self._try(source)
+    def _try_other_choice(self, singles: Sequence[MeasuredCandidate]) -> None:
+        """Kernels that are chosen by their time beside others, or alone, if only the other ones were tried."""
+        source = None if self._best is None else self._crowd.other([each.source for each in singles], self._best)
+        single = None if source is None or self._out_of_time(source.name) else self._try(source)
         if single is not None:
             self._try_several_streams(single, singles)
 
@@ -333,8 +334,7 @@ class Search:
 
     def _too_large(self, name: str, programs: Programs, *, required: bool) -> bool:
         """Whether plans need more memory than they may use. Raises OutOfMemory for a candidate that must work."""
-        reason = too_large(programs, self._target.device, self._options.memory_bytes)
-        if reason is None:
+        if (reason := too_large(programs, self._target.device, self._options.memory_bytes)) is None:
             return False
         if required:
             raise OutOfMemory(f"{name}: {reason}")

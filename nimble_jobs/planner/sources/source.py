@@ -13,6 +13,7 @@ from nimble_jobs.engine import measure
 from nimble_jobs.engine.inductor import compile_module, refusing_compilers
 from nimble_jobs.engine.record import Recording, record, record_compiled, state_of
 from nimble_jobs.errors import CannotRecord
+from nimble_jobs.graph.pause import collector_paused
 from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
 from nimble_jobs.kernels import (
     attention,
@@ -183,7 +184,7 @@ def record_source(
             recording = with_packed_weights(recording)
     else:
         crowd = _CROWD if source.kernels == "crowded" else 1
-        with refusing_compilers("the model"), measure.crowded(crowd), kernels_ahead():
+        with refusing_compilers("the model"), collector_paused(), measure.crowded(crowd), kernels_ahead():
             call = compile_module(
                 module,
                 max_autotune=source.kernels == "max-autotune",
@@ -211,7 +212,12 @@ def _rewrite(device: torch.device, like: Program | None, without: Without) -> Ca
             if kernel not in without:
                 ours.rewrite(graph, device, known.wanted_as_in(like) if like else None)
 
-    return passes if like else lambda graph: twice(lambda: passes(graph))
+    def measured(graph: torch.fx.Graph) -> None:
+        twice(lambda: passes(graph))
+        if Kernel.DEPTHWISE not in without:
+            depthwise_pass.begin_plain(graph, device)
+
+    return passes if like else measured
 
 
 def _laid_out(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
