@@ -16,6 +16,7 @@ from torch.nn import functional
 from nimble_jobs.engine.device import able, synchronize
 from nimble_jobs.engine.difference import relative_norm
 from nimble_jobs.engine.private.modules import Convolution
+from nimble_jobs.engine.private.runtime import set_cudnn
 
 _HALF = (torch.float16, torch.bfloat16)
 _FEW_PICTURES = 4
@@ -34,15 +35,14 @@ def without_cudnn(call: Callable[..., Any], *, convolutions: bool) -> Callable[.
     """
 
     def plain(*args: Any, **named: Any) -> Any:
-        cudnn: Any = torch.backends.cudnn
         attention = torch.backends.cuda.cudnn_sdp_enabled()
-        enabled = cudnn.enabled
+        enabled: bool = torch.backends.cudnn.enabled
         torch.backends.cuda.enable_cudnn_sdp(False)
-        cudnn.enabled = enabled and not convolutions
+        set_cudnn(enabled and not convolutions)
         try:
             return call(*args, **named)
         finally:
-            cudnn.enabled = enabled
+            set_cudnn(enabled)
             torch.backends.cuda.enable_cudnn_sdp(attention)
 
     return plain

@@ -13,6 +13,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.nn import functional
 
+from nimble_jobs.engine.device import able
 from nimble_jobs.engine.encode import dtype
 from nimble_jobs.kernels import ahead, choices, depthwise
 from nimble_jobs.kernels.activations import ACTIVATIONS, activation_of
@@ -58,8 +59,11 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
 
 def begin_plain(graph: Graph, device: torch.device) -> None:
     """Have other processes begin with kernels for the depthwise convolutions that a graph still holds: those that
-    `depthwise` will time once the graph is compiled.
+    `depthwise` will time once the graph is compiled. A build that has measured nothing so far knows its tasks from
+    earlier ones, and will hardly time these.
     """
+    if not able(device).kernels or not choices.current().measured:
+        return
     for node in graph.nodes:
         found = depthwise_call(node, device)
         if found is not None:

@@ -58,7 +58,7 @@ def rewrite(graph: Graph, device: torch.device, wanted: Wanted | None = None) ->
         match = _match(node, device)
         if match is None:
             continue
-        if match.rectifier in ends and choices.looks_ahead():  # the one before may compute it
+        if match.rectifier in ends and choices.looks_ahead():  # the convolution before may take the ReLU over
             wanted(replace(match.shape, rectified=False), device)
         tile = wanted(match.shape, device)
         if tile is None:

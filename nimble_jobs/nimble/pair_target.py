@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
 
@@ -134,16 +134,14 @@ class PairTarget:
             Role.BACKWARD: measure.time_us(pair.backward.replay, self.device),
         }
 
-    @contextmanager
-    def alone(self, source: Source, role: Role, recording: Recording, plan: Plan) -> Iterator[Callable[[], object]]:
+    def alone_us(self, source: Source, role: Role, recording: Recording, plan: Plan) -> float:
         if role is Role.FORWARD:
             with self._forward(source, plan) as forward:
-                yield forward.instance.replay
-            return
+                return measure.time_us(forward.instance.replay, self.device)
         with self._forward(source) as forward:
             backward = capture_backward(self._steps[source], plan, forward, self.subject)
             try:
-                yield backward.replay
+                return measure.time_us(backward.replay, self.device)
             finally:
                 backward.close()
 

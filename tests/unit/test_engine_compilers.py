@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 from nimble_jobs.engine import inductor
 from nimble_jobs.engine.private import compilers
 from nimble_jobs.engine.private.compilers import keeping_compilers, stop_compilers
+from tests import prefork
 
 
 @pytest.fixture
@@ -90,22 +92,34 @@ def test_processes_are_started_for_a_build_and_take_calls_once_they_are_ready(po
 
 
 @pytest.fixture
-def imports(pool: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """What is imported beside a block, and by which thread."""
-    found: list[tuple[str, str]] = []
+def imports(pool: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """What is imported, and whether by another thread, which takes a little longer than to start it."""
+    found: list[tuple[str, bool]] = []
+
+    def importing(name: str) -> None:
+        beside = threading.current_thread() is not threading.main_thread()
+        time.sleep(0.2 * beside)
+        found.append((name, beside))
+
     monkeypatch.setattr(compilers, "threading", threading)
-    importing = lambda name: found.append((name, threading.current_thread().name))  # noqa: E731
     monkeypatch.setattr(compilers, "importlib", SimpleNamespace(import_module=importing))
     return found
 
 
-def test_compilers_are_loaded_and_started_beside_what_comes_first(pool: SimpleNamespace, imports: list[Any]) -> None:
-    """They stay for the build, which ends them."""
+ALL_IMPORTS = [("torch._dynamo", False), ("torch._inductor.compile_fx", True)]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_compilers_are_loaded_and_started_beside_what_comes_first(
+    pool: SimpleNamespace, imports: list[Any], waits: bool
+) -> None:
+    """They are there when the block has waited, or has ended, and stay for the build, which ends them."""
     with compilers.loading_compilers(True) as loaded:
-        loaded()
-        assert imports == [("torch._inductor.compile_fx", "compilers-load")]
-        assert pool.asked == ["asked"]
-    assert pool.stops == []
+        assert imports == ALL_IMPORTS[:1]
+        if waits:
+            loaded()
+            assert imports == ALL_IMPORTS
+    assert (imports, pool.asked, pool.stops) == (ALL_IMPORTS, ["asked"], [])
 
 
 def test_compilers_end_if_there_will_be_no_build(pool: SimpleNamespace, imports: list[Any]) -> None:
@@ -115,8 +129,8 @@ def test_compilers_end_if_there_will_be_no_build(pool: SimpleNamespace, imports:
     one.shutdown = ended.set
     with pytest.raises(KeyboardInterrupt), compilers.loading_compilers(True):
         raise KeyboardInterrupt
+    assert imports == ALL_IMPORTS
     assert ended.wait(10)
-    assert len(imports) == 1
 
 
 def test_nothing_is_loaded_where_no_build_compiles(pool: SimpleNamespace, imports: list[Any]) -> None:
@@ -130,13 +144,39 @@ def test_a_compiler_that_cannot_be_loaded_is_left_to_the_build(
 ) -> None:
     """It says what is wrong."""
 
-    def fails(_: str) -> None:
-        raise DeprecationWarning("old")
+    def fails(name: str) -> None:
+        if name != "torch._dynamo":
+            raise DeprecationWarning("old")
 
     monkeypatch.setattr(compilers.importlib, "import_module", fails)
     with compilers.loading_compilers(True) as loaded:
         loaded()
     assert pool.stops == []
+
+
+@pytest.mark.parametrize("name", ["torch._dynamo", "torch._inductor.config", "torch._inductor.compile_fx"])
+def test_a_model_may_import_the_compiler_meanwhile(name: str) -> None:
+    """In a process of its own. Dynamo and Inductor import each other: threads that begin at either end would find them
+    half loaded, and so would every later build.
+    """
+    script = f"""
+import importlib, os, tempfile
+
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+import torch
+
+from nimble_jobs.engine.private import compilers
+
+with compilers.loading_compilers(True) as loaded:
+    importlib.import_module("{name}")
+    loaded()
+import torch._inductor.compile_fx
+
+torch._dynamo.reset()
+print("loaded")
+"""
+    done = prefork.run_light(script, check=False)
+    assert done.stdout == "loaded\n", done.stderr
 
 
 def test_before_they_are_ready_nothing_is_submitted(pool: SimpleNamespace) -> None:

@@ -33,6 +33,17 @@ def test_cudnn_is_spared_while_the_call_lasts(convolutions: bool) -> None:
     assert settings() == before
 
 
+def test_a_model_that_freezes_torchs_flags_is_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch then refuses to write them by their names, which is meant for the model's own code."""
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", False)
+    assert torch.backends.flags_frozen()
+    with pytest.raises(RuntimeError, match="not allowed to set"):
+        torch.backends.cudnn.enabled = False
+    before = settings()
+    assert without_cudnn(settings, convolutions=True)() == (False, False)
+    assert settings() == before
+
+
 def test_the_comparison_runs_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also for tensors that would be compared on the host."""
     monkeypatch.setattr(torch.Tensor, "cpu", lambda _: pytest.fail("copied to the host"))

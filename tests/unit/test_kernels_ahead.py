@@ -9,11 +9,13 @@ import pickle
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure
 from nimble_jobs.engine.private import compilers
 from nimble_jobs.engine.recorder import Recording
@@ -22,19 +24,23 @@ from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
 from nimble_jobs.kernels import (
     ahead,
     choices,
+    depthwise,
     depthwise_pass,
     epilogue_ways,
     inductor_pass,
     pointwise_pass,
+    separable,
     separable_pass,
 )
 from nimble_jobs.kernels.ahead import Compiles, kernels_ahead, twice
+from nimble_jobs.kernels.ways import Ways
 from nimble_jobs.planner.sources import source as sources
 from nimble_jobs.schedule import Program
 from nimble_jobs.task_times import TaskTimes
 from tests import prefork
 
 CPU = torch.device("cpu")
+TIMES = TaskTimes(task="a", times_us=(("library", 1.0),), chosen="library")
 compiled_here: list[tuple[Any, ...]] = []
 
 
@@ -223,16 +229,72 @@ def test_a_separable_convolution_is_begun_with_and_without_the_activation_before
     assert begun == {(3, False), (5, False), (5, True)}
 
 
-def test_depthwise_convolutions_that_a_graph_keeps_are_begun_before_it_is_compiled(processes: Any) -> None:
-    """In all tiles, with or without a bias, which a compiler adds in another kernel; they are timed once it is."""
+@pytest.mark.parametrize(("kernels", "measured"), [(True, True), (True, False), (False, True)])
+def test_depthwise_convolutions_that_a_graph_keeps_are_begun_before_it_is_compiled(
+    processes: Any, monkeypatch: pytest.MonkeyPatch, kernels: bool, measured: bool
+) -> None:
+    """In all tiles, with or without a bias, which a compiler adds in another kernel; they are timed once it is. None is
+    in a build that measures nothing, nor on a device without kernels.
+    """
     module = torch.nn.Sequential(
         torch.nn.Conv2d(8, 8, 3, padding=1, groups=8),
         torch.nn.Conv2d(8, 8, 5, padding=2, groups=8, bias=False),
         torch.nn.Conv2d(8, 8, 3, padding=1),
     )
-    graph_of(module, lambda graph: depthwise_pass.begin_plain(graph, CPU))
+    able = replace(devices.able(CPU), kernels=kernels)
+    monkeypatch.setattr(depthwise_pass, "able", lambda _: able)
+
+    def begin(graph: torch.fx.Graph) -> None:
+        if measured:
+            choices.current().choose({"task": "a"}, ("library",), lambda: TIMES)
+        depthwise_pass.begin_plain(graph, CPU)
+
+    graph_of(module, begin)
     begun = [(call.args[0].kernel, call.args[1]) for call, _ in processes]
-    assert begun == [(kernel, tile) for kernel in (3, 5) for tile in processes[0][0].args[0].tiles]
+    tiles = processes[0][0].args[0].tiles if processes else ()
+    assert bool(tiles) == (kernels and measured)
+    assert begun == [(kernel, tile) for kernel in (3, 5) for tile in tiles]
+
+
+def test_what_separable_kernels_are_compared_with_comes_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes a plan for each shape of a depthwise convolution, in up to 0.7 s."""
+    depth = depthwise.Shape(
+        dtype="float16",
+        images=1,
+        channels=8,
+        height=6,
+        width=6,
+        out_height=6,
+        out_width=6,
+        kernel=3,
+        stride=1,
+        padding=1,
+        dilation=1,
+        channels_last=True,
+    )
+    shape = separable.Shape(
+        depth=depth, features=16, rectified=True, depth_bias=False, between="", added=False, activation=""
+    )
+    on: list[bool] = []
+    real = torch.nn.functional.conv2d
+
+    def conv2d(*args: Any) -> torch.Tensor:
+        on.append(torch.backends.cudnn.enabled)
+        return real(*args)
+
+    def uncompiled(*_: Any) -> Any:
+        raise EngineError("no Triton")
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", conv2d)
+    for module in (separable_pass, depthwise):
+        monkeypatch.setattr(module, "compiled", uncompiled)
+    monkeypatch.setattr(separable_pass, "capability_of", lambda _: 90)
+    monkeypatch.setattr(pointwise_pass, "ways_of", lambda *_: Ways("float16"))
+    monkeypatch.setattr(measure, "kernel_times_us", lambda calls, _: [1.0 for call in calls if not call()])
+    times = separable_pass._times(shape, CPU)
+    assert times.chosen == "library"
+    *compared_with, timed = on
+    assert (compared_with, timed) == ([False] * 3, True)
 
 
 class Separable(torch.nn.Module):

@@ -101,14 +101,17 @@ def stop_compilers() -> None:
 
 @contextlib.contextmanager
 def loading_compilers(wanted: bool) -> Iterator[Callable[[], object]]:
-    """Around what comes before a build. If compilers are `wanted`, they are loaded and started beside the block, until
-    it calls what it is given, which waits for that. They end if the block raises.
+    """Around what comes before a build. If compilers are `wanted`, another thread loads and starts them meanwhile. The
+    block is given a function that waits for it; the end of the block does, too. They end if the block raises.
 
-    To import Inductor takes three seconds, and the first call of a large model on a GPU as long.
+    To import Inductor takes three seconds, and the first call of a large model on a GPU as long. Dynamo, which is a
+    third of that, is imported first: it and Inductor import each other, and two threads that begin at either end leave
+    both half loaded for the rest of the process.
     """
     if not wanted or tested_version() is not None:
         yield lambda: None
         return
+    importlib.import_module("torch._dynamo")
     thread = threading.Thread(target=_load, name="compilers-load", daemon=True)
     thread.start()
     try:
@@ -117,6 +120,7 @@ def loading_compilers(wanted: bool) -> Iterator[Callable[[], object]]:
         thread.join()
         stop_compilers()
         raise
+    thread.join()
 
 
 @contextlib.contextmanager

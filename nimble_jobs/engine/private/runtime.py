@@ -29,6 +29,14 @@ def random_state(device: torch.device) -> bytes:
         return bytes(state.numpy().tobytes())
 
 
+def set_cudnn(enabled: bool) -> None:
+    """Switch cuDNN on or off for the process, also after `torch.backends.disable_global_flags`.
+
+    The context manager that torch offers for this writes every switch of cuDNN, under names that may be apart.
+    """
+    torch._C._set_cudnn_enabled(enabled)
+
+
 def clear_workspaces() -> None:
     """Let go of the memory that matrix products keep for every stream they ever ran on."""
     torch._C._cuda_clearCublasWorkspaces()

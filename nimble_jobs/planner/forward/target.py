@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -197,13 +196,14 @@ class ForwardTarget:
         """How calls are timed that change the module's state: each sample is one call, from the same state."""
         return {"before": self.observed.put_back, "most": 1} if self.observed.changing else {}
 
-    @contextmanager
-    def alone(self, source: Source, role: Role, recording: Recording, plan: Plan) -> Iterator[Callable[[], object]]:
+    def alone_us(self, source: Source, role: Role, recording: Recording, plan: Plan) -> float:
+        self._put_back()
         (instance,) = capture_several(recording, plan, self.module, self.device, 1)
         try:
-            yield instance.replay
+            return self.time_us(instance, recording.program.inputs)
         finally:
             instance.close()
+            self._put_back()
 
     def fill(self, instance: Instance, ports: tuple[Port, ...]) -> None:
         """Give an instance the next of several random inputs, the same ones for all sources: their inputs differ only

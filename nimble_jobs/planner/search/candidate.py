@@ -38,7 +38,11 @@ class MeasuredCandidate:
     @property
     def crowded(self) -> bool:
         """Whether so many tasks run side by side that the device's width decides, not the critical path."""
-        return self.over_path > _CROWDED and self.only.facts.streams >= CROWDED_STREAMS
+        return self.fills(_CROWDED)
+
+    def fills(self, times: float) -> bool:
+        """Whether it takes more than so many times its critical path, on many streams."""
+        return self.over_path > times and self.only.facts.streams >= CROWDED_STREAMS
 
     @property
     def over_path(self) -> float:

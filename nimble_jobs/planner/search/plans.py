@@ -152,10 +152,14 @@ def eager_far_behind(source: Source, passed: Sequence[MeasuredCandidate]) -> str
 
 def instead_of(source: Source, tried: Collection[Source], pairs: Pairs) -> Source | None:
     """What to try next after a source that does not work; `pairs` are those that fold. None: nothing."""
+    if source.kernels == "crowded":
+        source = replace(source, kernels="epilogues")
+        if source not in tried:
+            return source
     plain = replace(source, folded=(), merged=() if source.kernels == "eager" else source.merged)
     if plain not in tried:
         return plain  # folded weights may not fit a narrow type
-    if source.kernels in ("epilogues", "crowded") and "inductor" not in {each.kernels for each in tried}:
+    if source.kernels == "epilogues" and "inductor" not in {each.kernels for each in tried}:
         return replace(source, kernels="inductor", merged=(), folded=pairs)  # without what is ours
     return None
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from nimble_jobs.engine import device, measure
+from nimble_jobs.engine import device
 from nimble_jobs.engine.private.compilers import compiling
 from nimble_jobs.engine.private.runtime import tested_version
 from nimble_jobs.engine.recorder import Recording
@@ -110,9 +110,8 @@ class Search:
         """Every source on one stream: those that work and agree with eager."""
         first = self._try(self._target.first, required=True)
         waiting = [] if only_first else self._further_sources()
-        if first is not None and self._crowd.may_fill(first, waiting):
-            first = self.timed(first)
-            waiting = self._crowd.ordered(waiting, first)
+        if first is not None and time.monotonic() <= self._deadline:
+            first, waiting = self._crowd.ordered(first, waiting, self.timed)
         singles, tried, pairs = [first], {self._target.first}, Pairs()
         while waiting:
             source = waiting.pop(0)
@@ -248,11 +247,8 @@ class Search:
             for planned in self._plans(program, name, few=True):
                 if self._out_of_time(name):
                     break
-                with (
-                    self.clock.time("measure"),
-                    self._target.alone(single.source, role, planned.recording, planned.plan) as replay,
-                ):
-                    replay_us = measure.time_us(replay, self._target.device)
+                with self.clock.time("measure"):
+                    replay_us = self._target.alone_us(single.source, role, planned.recording, planned.plan)
                 if replay_us < chosen[role].replay_us * PAYS:
                     chosen[role] = replace(planned, replay_us=replay_us)
         return None if chosen == single.programs else chosen
@@ -334,7 +330,8 @@ class Search:
 
     def _too_large(self, name: str, programs: Programs, *, required: bool) -> bool:
         """Whether plans need more memory than they may use. Raises OutOfMemory for a candidate that must work."""
-        if (reason := too_large(programs, self._target.device, self._options.memory_bytes)) is None:
+        reason = too_large(programs, self._target.device, self._options.memory_bytes)
+        if reason is None:
             return False
         if required:
             raise OutOfMemory(f"{name}: {reason}")

@@ -6,8 +6,7 @@ knows which sources and plans to try, in which order, and when to stop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,10 +97,10 @@ class Target(Protocol):
     def capture(self, source: Source, programs: Programs) -> Captured:
         """Capture all programs. Raises EngineError, OutOfMemory."""
 
-    def alone(
-        self, source: Source, role: Role, recording: Recording, plan: Plan
-    ) -> AbstractContextManager[Callable[[], object]]:
-        """The replay of one program by itself, while inside; it is timed and not checked."""
+    def alone_us(self, source: Source, role: Role, recording: Recording, plan: Plan) -> float:
+        """The time of a replay of one program by itself, in microseconds, which is not checked. Raises EngineError,
+        OutOfMemory.
+        """
 
 
 def name_of(source: Source, programs: Programs) -> str:

@@ -5,8 +5,7 @@ for a batch whose gradients only add up.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 
 from nimble_jobs.engine import device as devices
 from nimble_jobs.engine import measure
@@ -68,11 +67,10 @@ class StepTarget:
         seed = secrets.randbits(31) if self._request.only is None else self._seed
         return StepInstances(self._live, self._live.capture(wanted), seed)
 
-    @contextmanager
-    def alone(self, source: Source, role: Role, recording: Recording, plan: Plan) -> Iterator[Callable[[], object]]:
+    def alone_us(self, source: Source, role: Role, recording: Recording, plan: Plan) -> float:
         instance = self._live.capture_one(recording, plan)
         try:
-            yield instance.replay
+            return measure.time_us(instance.replay, self.device)
         finally:
             instance.close()
             self._live.restore()
