@@ -24,16 +24,13 @@ from nimble_jobs.kernel_switches import NOTHING, Kernel, Without
 from nimble_jobs.kernels import (
     ahead,
     choices,
-    depthwise,
     depthwise_pass,
     epilogue_ways,
     inductor_pass,
     pointwise_pass,
-    separable,
     separable_pass,
 )
 from nimble_jobs.kernels.ahead import Compiles, kernels_ahead, twice
-from nimble_jobs.kernels.ways import Ways
 from nimble_jobs.planner.sources import source as sources
 from nimble_jobs.schedule import Program
 from nimble_jobs.task_times import TaskTimes
@@ -254,47 +251,6 @@ def test_depthwise_convolutions_that_a_graph_keeps_are_begun_before_it_is_compil
     tiles = processes[0][0].args[0].tiles if processes else ()
     assert bool(tiles) == (kernels and measured)
     assert begun == [(kernel, tile) for kernel in (3, 5) for tile in tiles]
-
-
-def test_what_separable_kernels_are_compared_with_comes_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It makes a plan for each shape of a depthwise convolution, in up to 0.7 s."""
-    depth = depthwise.Shape(
-        dtype="float16",
-        images=1,
-        channels=8,
-        height=6,
-        width=6,
-        out_height=6,
-        out_width=6,
-        kernel=3,
-        stride=1,
-        padding=1,
-        dilation=1,
-        channels_last=True,
-    )
-    shape = separable.Shape(
-        depth=depth, features=16, rectified=True, depth_bias=False, between="", added=False, activation=""
-    )
-    on: list[bool] = []
-    real = torch.nn.functional.conv2d
-
-    def conv2d(*args: Any) -> torch.Tensor:
-        on.append(torch.backends.cudnn.enabled)
-        return real(*args)
-
-    def uncompiled(*_: Any) -> Any:
-        raise EngineError("no Triton")
-
-    monkeypatch.setattr(torch.nn.functional, "conv2d", conv2d)
-    for module in (separable_pass, depthwise):
-        monkeypatch.setattr(module, "compiled", uncompiled)
-    monkeypatch.setattr(separable_pass, "capability_of", lambda _: 90)
-    monkeypatch.setattr(pointwise_pass, "ways_of", lambda *_: Ways("float16"))
-    monkeypatch.setattr(measure, "kernel_times_us", lambda calls, _: [1.0 for call in calls if not call()])
-    times = separable_pass._times(shape, CPU)
-    assert times.chosen == "library"
-    *compared_with, timed = on
-    assert (compared_with, timed) == ([False] * 3, True)
 
 
 class Separable(torch.nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from nimble_jobs.bench.zoo.cells import DilatedSeparable, Separable
+from nimble_jobs.engine import measure
 from nimble_jobs.engine.record import record, state_of
 from nimble_jobs.engine.static_kernel import pack
 from nimble_jobs.errors import EngineError
@@ -278,6 +280,7 @@ def _compiles_with_bias(*given: object) -> Callable[..., None]:
 
 _INTERPRETED = """
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -332,3 +335,25 @@ def test_every_activation_has_a_number() -> None:
         separable.constants(replace(ONE, activation=name), "16x32x64")["ACTIVATION"] for name in ("", *ACTIVATIONS)
     ]
     assert found == [-1, *range(len(ACTIVATIONS))]
+
+
+def test_what_ours_is_compared_with_comes_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It makes a plan for each shape of a depthwise convolution, in up to 0.7 s. What is timed is cuDNN's."""
+    on: list[bool] = []
+    real = functional.conv2d
+
+    def conv2d(*args: Any) -> torch.Tensor:
+        on.append(torch.backends.cudnn.enabled)
+        return real(*args)
+
+    def uncompiled(*_: Any) -> Any:
+        raise EngineError("no Triton")
+
+    monkeypatch.setattr(functional, "conv2d", conv2d)
+    for module in (separable_pass, depthwise):
+        monkeypatch.setattr(module, "compiled", uncompiled)
+    monkeypatch.setattr(separable_pass, "capability_of", lambda _: 90)
+    monkeypatch.setattr(pointwise_pass, "ways_of", lambda *_: ways.Ways("bfloat16"))
+    monkeypatch.setattr(measure, "kernel_times_us", lambda calls, _: [1.0 for call in calls if not call()])
+    assert separable_pass._times(ONE, CPU).chosen == "library"
+    assert on == [False] * 3 + [True]
