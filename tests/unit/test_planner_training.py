@@ -953,7 +953,7 @@ def test_no_plan_is_captured_after_the_deadline(monkeypatch: pytest.MonkeyPatch)
     """Several streams get a row that says why; one stream works."""
     monkeypatch.setattr(searching, "_HOPELESS", 0.0)
     monkeypatch.setattr(searching, "plans_with_streams", lambda one, *_: ([one.analysis.plan(max_streams=2)], None))
-    monkeypatch.setattr(StepTarget, "alone", lambda *_: pytest.fail("captured after the deadline"))
+    monkeypatch.setattr(StepTarget, "alone_us", lambda *_: pytest.fail("captured after the deadline"))
     search, found = searched(monkeypatch, budget_s=0.0)
     assert found.row.name == "eager kernels, 1 stream"
     spent = "not tried: the budget of 0 s was used up"
