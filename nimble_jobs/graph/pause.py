@@ -13,7 +13,8 @@ def collector_paused() -> Iterator[None]:
 
     For work that allocates many lasting objects and few cycles. Planning a hundred thousand tasks spends a third of its
     time on searching for cycles. With torch loaded, a full collection takes 0.1 s, and importing and building a model
-    triggers several. Compilers work for up to a minute and make few cycles: 7 of 120 s went into collections.
+    triggers several. Compilers work for up to a minute and make few
+    cycles: NASNet-A large spent 6 of 115 s on collections, on the host of an H200.
     """
     enabled = gc.isenabled()
     gc.disable()

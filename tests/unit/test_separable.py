@@ -280,7 +280,6 @@ def _compiles_with_bias(*given: object) -> Callable[..., None]:
 
 _INTERPRETED = """
 from dataclasses import replace
-from typing import Any
 
 import torch
 
